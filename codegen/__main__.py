@@ -1,0 +1,89 @@
+"""`python -m codegen`: lists the variants, or prints the CUDA of one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from codegen.config import Config
+from codegen.errors import CodegenError, InvalidConfig
+from codegen.limits import TARGETS, target
+from codegen.problem import DTYPES, GRADIENTS, Problem, Shape
+from codegen.render import render
+from codegen.space import make_config, why_refused
+from codegen.variants import VARIANTS
+
+OK, USAGE = 0, 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status: 0, or 2 where the arguments make no sense."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join(_listing()))
+        return OK
+    if options.variant is None or options.shape is None:
+        parser.error("give --list, or --variant and --shape")
+    try:
+        print(_cuda(options), end="")
+    except CodegenError as error:
+        print(f"codegen: {error}", file=sys.stderr)
+        return USAGE
+    return OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="codegen", description="Lists the kernel variants, or prints the CUDA of one.", allow_abbrev=False)
+    parser.add_argument("--list", action="store_true", help="list the variants and their parameters")
+    parser.add_argument("--variant", metavar="NAME", help=f"one of {', '.join(VARIANTS)}")
+    parser.add_argument("--shape", metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="NAME=VALUE",
+                        help="parameters; the others have their defaults")
+    parser.add_argument("--wants", metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
+    parser.add_argument("--dtype", default="float32", help=f"data type of all tensors: {', '.join(DTYPES)}")
+    parser.add_argument("--target", default="sm_90", metavar="ARCH",
+                        help=f"the GPU whose limits the config must keep: {', '.join(TARGETS)} (default sm_90)")
+    return parser
+
+
+def _listing() -> list[str]:
+    lines = []
+    for variant in VARIANTS.values():
+        lines.append(variant.summary)
+        for name, choices in variant.choices.items():
+            options = " ".join(str(choice) for choice in choices)
+            lines.append(f"    {name}: {options} (default {variant.defaults[name]})")
+    return lines
+
+
+def _cuda(options: argparse.Namespace) -> str:
+    wants = None if options.wants is None else options.wants.split(",")
+    problem = Problem.of(Shape.parse(options.shape), dtype=options.dtype, wants=wants)
+    config = _config(options.variant, options.set)
+    if reason := why_refused(problem, config, target(options.target)):
+        raise InvalidConfig(f"{config} cannot run {options.shape}: {reason}")
+    return render(problem, config).text
+
+
+def _config(variant: str, settings: Sequence[str]) -> Config:
+    values: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise InvalidConfig(f"--set takes name=value such as warps=4, not {setting!r}")
+        values[name] = value
+    return make_config(variant, values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""A plan: everything an executor must do to run one kernel source, as data. Executors replay it and know no variant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.expr import ONE, Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Scratch memory of one call: `size` float32 elements, reached in the kernels as the Params field `name`.
+
+    Its contents are undefined when a call begins, and nothing is kept from one call to the next.
+    """
+
+    name: str
+    size: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Set every byte of these tensors (outputs or buffers) to zero. A tensor whose pointer is null is passed over."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run one kernel: a one-dimensional grid of `grid` blocks of `block` threads, `shared_bytes` dynamic shared memory.
+
+    A grid of zero blocks is not launched.
+    """
+
+    kernel: str
+    grid: Expr
+    block: int
+    shared_bytes: int = 0
+
+
+Step = Fill | Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps of one call, in stream order, and the scratch memory they share.
+
+    Attributes:
+        steps: fills and launches; all of them belong to the time of a call.
+        workspace: scratch buffers.
+        splits: the value of the Params field `splits`, into how many parts the rows are cut.
+    """
+
+    steps: tuple[Step, ...]
+    workspace: tuple[Buffer, ...] = ()
+    splits: Expr = ONE
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The launch steps alone."""
+        return tuple(step for step in self.steps if isinstance(step, Launch))
+
+    def workspace_bytes(self, rows: int, sms: int) -> int:
+        """Scratch memory of a call in bytes, each buffer starting at a multiple of 256."""
+        return sum(-(-buffer.size.evaluate(rows, sms) * 4 // 256) * 256 for buffer in self.workspace)

@@ -1,0 +1,75 @@
+"""The configs of a problem: defaults, parsing, and the ones that are valid and worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+
+from codegen.config import Config, Value, split_text
+from codegen.errors import InvalidConfig
+from codegen.limits import Limits
+from codegen.problem import Problem
+from codegen.variants import VARIANTS, Variant
+
+
+def variant_of(name: str) -> Variant:
+    """The variant of that name.
+
+    Raises:
+        InvalidConfig: there is none.
+    """
+    if name not in VARIANTS:
+        raise InvalidConfig(f"there is no variant {name!r}; choose from {', '.join(VARIANTS)}")
+    return VARIANTS[name]
+
+
+def make_config(variant_name: str, values: Mapping[str, Value | str] | None = None) -> Config:
+    """The variant's default config with some parameters set; text values are read as the parameter's own type.
+
+    Raises:
+        InvalidConfig: no such variant, parameter or choice.
+    """
+    variant = variant_of(variant_name)
+    chosen = dict(variant.defaults)
+    for name, value in (values or {}).items():
+        if name not in variant.choices:
+            raise InvalidConfig(f"{variant_name} has no parameter {name!r}; it has {', '.join(variant.choices)}")
+        found = [choice for choice in variant.choices[name] if str(choice) == str(value)]
+        if not found:
+            options = ", ".join(str(choice) for choice in variant.choices[name])
+            raise InvalidConfig(f"{name}={value} is no choice of {variant_name}; choose from {options}")
+        chosen[name] = found[0]
+    return Config(variant_name, tuple((name, chosen[name]) for name in variant.choices))
+
+
+def parse_config(text: str) -> Config:
+    """Reads a config string; parameters it leaves out have their default. `parse_config(str(c)) == c`.
+
+    Raises:
+        InvalidConfig: the text names no config.
+    """
+    return make_config(*split_text(text))
+
+
+def why_refused(problem: Problem, config: Config, limits: Limits) -> str | None:
+    """Why this config cannot run the problem on such a GPU, in one clause; None where it can."""
+    return variant_of(config.variant).refuses(problem, config.as_dict(), limits)
+
+
+def why_wasteful(problem: Problem, config: Config) -> str | None:
+    """Why this config, though it can run the problem, is not worth trying at its row count; None where it is."""
+    return variant_of(config.variant).wasteful(problem, config.as_dict())
+
+
+def all_configs(names: Iterable[str] | None = None) -> Iterator[Config]:
+    """The whole product of choices, valid or not, variant by variant."""
+    for name in VARIANTS if names is None else names:
+        choices = variant_of(name).choices
+        for values in product(*choices.values()):
+            yield Config(name, tuple(zip(choices, values, strict=True)))
+
+
+def valid_configs(problem: Problem, limits: Limits, names: Iterable[str] | None = None) -> list[Config]:
+    """Every config that can run the problem and is worth trying, in a fixed order."""
+    return [config for config in all_configs(names)
+            if why_refused(problem, config, limits) is None and why_wasteful(problem, config) is None]

@@ -1,0 +1,74 @@
+"""Fixtures and options shared by all tests: executors, and where a GPU is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from codegen.limits import target
+from tuner.executors import Executor
+from tuner.store import Store
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the templates render now")
+
+
+@cache
+def _has_gpu() -> bool:
+    try:
+        import pycuda.driver as driver
+
+        driver.init()
+        return bool(driver.Device.count() > 0)
+    except (ImportError, OSError, RuntimeError):
+        return False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `cuda` exist only where a GPU does: elsewhere they are deselected, not skipped."""
+    if _has_gpu():
+        return
+    gone = [item for item in items if item.get_closest_marker("cuda")]
+    if gone:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if item not in gone]
+
+
+@pytest.fixture(scope="session")
+def store() -> Store:
+    """The store of compiled kernels that all tests of a machine share, so that no source is compiled twice."""
+    return Store()
+
+
+@pytest.fixture(scope="session")
+def host_executor(store: Store) -> Executor:
+    """Runs kernels on the CPU, for the limits of sm_90."""
+    from tuner.executors.host import HostExecutor
+
+    return HostExecutor(target("sm_90"), store)
+
+
+@pytest.fixture(scope="session")
+def cuda_executor(store: Store) -> Iterator[Executor]:
+    """Runs kernels on GPU 0."""
+    from tuner.executors.cuda import CudaExecutor
+
+    executor = CudaExecutor(store=store)
+    yield executor
+    executor.close()
+
+
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.cuda)])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    """Each executor in turn; `cuda` only where a GPU is."""
+    found: Executor = request.getfixturevalue(f"{request.param}_executor")
+    return found
+
+
+@pytest.fixture
+def golden_folder() -> Path:
+    return Path(__file__).parent / "golden"

@@ -1,0 +1,178 @@
+// row_thread: one thread per row, the readable definition; with atomic sums, the origin of all the others.
+// Config: row_thread:threads=128,splits=1,reduction=atomic
+//
+// Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
+//   xhat = (x - mean) * rstd        dn = dy @ w
+//   dx     = rstd * (dn*gamma - mean_h(dn*gamma) - xhat * mean_h(dn*gamma*xhat))
+//   dgamma = sum_rows dn*xhat       dbeta = sum_rows dn
+//   dw     = dy^T @ (xhat*gamma + beta)                    db = sum_rows dy
+// or, with G = dy^T @ xhat, without any sum of dn over the rows:
+//   dw = G*gamma + outer(db, beta)  dgamma = sum_o w*G     dbeta = db @ w
+
+constexpr int HIDDEN = 8;  // length of a row of x
+constexpr int OUT = 16;  // length of a row of dy
+constexpr bool WANT_DX = true;
+constexpr bool WANT_DGAMMA = true;
+constexpr bool WANT_DBETA = true;
+constexpr bool WANT_DW = true;
+constexpr bool WANT_DB = true;
+constexpr int THREADS = 128;
+
+using index_t = int;  // counts elements of w
+
+struct Params {
+  const float* dy;  // [rows, OUT]
+  const float* x;  // [rows, HIDDEN]
+  const float* gamma;  // [HIDDEN]; null: all ones
+  const float* beta;  // [HIDDEN]; null: all zeros
+  const float* w;  // [OUT, HIDDEN]
+  float* dx;  // [rows, HIDDEN]; an output that is null is not wanted
+  float* dgamma;  // [HIDDEN]
+  float* dbeta;  // [HIDDEN]
+  float* dw;  // [OUT, HIDDEN]
+  float* db;  // [OUT]
+  const float* mean;  // [rows]; saved by the forward pass; null: recomputed
+  const float* rstd;  // [rows]; likewise
+  int64_t rows;
+  float eps;
+  int splits;  // parts the rows are cut into
+};
+
+#ifdef __CUDACC__
+// Everything a host compiler cannot read stands between these lines.
+
+// The only access to shared memory; its size comes with the launch.
+__device__ __forceinline__ float* dynamic_shared() {
+  extern __shared__ __align__(16) float dynamic_shared_memory[];
+  return dynamic_shared_memory;
+}
+#endif
+
+__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? p.gamma[h] : 1.0f; }
+__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? p.beta[h] : 0.0f; }
+
+__device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
+  return reinterpret_cast<size_t>(pointer) % bytes == 0;
+}
+
+// N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
+template <int N>
+__device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
+  if (N == 4 && aligned) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    to[0] = v.x; to[1 % N] = v.y; to[2 % N] = v.z; to[3 % N] = v.w;
+  } else if (N == 2 && aligned) {
+    const float2 v = *reinterpret_cast<const float2*>(from);
+    to[0] = v.x; to[1 % N] = v.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
+  if (N == 4 && aligned) {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1 % N], from[2 % N], from[3 % N]);
+  } else if (N == 2 && aligned) {
+    *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1 % N]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+
+// Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
+template <int LANES>
+__device__ __forceinline__ float lane_sum(float value) {
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// Statistics of a row of x. Its mean is carried in two floats, mean + rest: where a row's spread is near the spacing of float32
+// at its mean, one float cannot hold the mean exactly enough to normalise by.
+struct RowStats {
+  float mean, rest, rstd;
+};
+__device__ __forceinline__ float normalized(float x, const RowStats& stats) { return (x - stats.mean - stats.rest) * stats.rstd; }
+
+// From the sums over a row of d = x - mean and of d*d. sum(d), zero but for rounding, corrects both the mean and the variance.
+// E[x^2] - E[x]^2 would cancel where the mean is large against the spread.
+__device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum_d2, float eps) {
+  const float rest = sum_d / HIDDEN;
+  const float variance = fmaxf(fmaf(-rest, rest, sum_d2 / HIDDEN), 0.0f);
+  return {mean, rest, __frsqrt_rn(variance + eps)};
+}
+
+// The rows a block works on when the rows are cut into p.splits contiguous parts.
+struct RowRange {
+  int64_t begin, end;
+};
+__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
+  const int64_t part = (p.rows + p.splits - 1) / p.splits;
+  const int64_t begin = split * part;
+  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
+}
+
+__device__ RowStats statistics_of(const Params& p, int64_t row) {
+  if (p.mean && p.rstd) return {p.mean[row], 0.0f, p.rstd[row]};
+  const float* x = p.x + row * HIDDEN;
+  float sum = 0.0f, sum_d = 0.0f, sum_d2 = 0.0f;
+  for (int h = 0; h < HIDDEN; ++h) sum += x[h];
+  const float mean = sum / HIDDEN;
+  for (int h = 0; h < HIDDEN; ++h) {
+    const float d = x[h] - mean;
+    sum_d += d;
+    sum_d2 = fmaf(d, d, sum_d2);
+  }
+  return row_stats(mean, sum_d, sum_d2, p.eps);
+}
+
+__device__ __forceinline__ float dn_at(const Params& p, int64_t row, int h) {
+  const float* dy = p.dy + row * OUT;
+  float dn = 0.0f;
+  for (int o = 0; o < OUT; ++o) dn = fmaf(dy[o], p.w[static_cast<index_t>(o) * HIDDEN + h], dn);
+  return dn;
+}
+
+// dx of one row. dn*gamma waits in dx itself between the two passes over the row.
+__device__ void backward_row(const Params& p, int64_t row, const RowStats& stats) {
+  const float* x = p.x + row * HIDDEN;
+  float* dx = p.dx + row * HIDDEN;
+  float sum = 0.0f, sum_xhat = 0.0f;
+  for (int h = 0; h < HIDDEN; ++h) {
+    const float g = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
+    dx[h] = g;
+    sum += g;
+    sum_xhat = fmaf(g, normalized(x[h], stats), sum_xhat);
+  }
+  const float mean_g = sum / HIDDEN, mean_g_xhat = sum_xhat / HIDDEN;
+  for (int h = 0; h < HIDDEN; ++h) dx[h] = stats.rstd * (dx[h] - mean_g - normalized(x[h], stats) * mean_g_xhat);
+}
+
+// One thread per row; each adds its row's terms to the parameter gradients, element by element.
+extern "C" __global__ void __launch_bounds__(THREADS) row_thread(const __grid_constant__ Params p) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+  if (row >= p.rows) return;
+  const RowStats stats = statistics_of(p, row);
+  if (WANT_DX && p.dx) backward_row(p, row, stats);
+  const float* x = p.x + row * HIDDEN;
+  const float* dy = p.dy + row * OUT;
+  const bool want_dn = (WANT_DGAMMA && p.dgamma) || (WANT_DBETA && p.dbeta);
+  for (int h = 0; h < HIDDEN; ++h) {
+    const float xhat = normalized(x[h], stats);
+    if (want_dn) {
+      const float dn = dn_at(p, row, h);
+      if (WANT_DGAMMA && p.dgamma) atomicAdd(p.dgamma + h, dn * xhat);
+      if (WANT_DBETA && p.dbeta) atomicAdd(p.dbeta + h, dn);
+    }
+    if (WANT_DW && p.dw) {
+      const float n = fmaf(xhat, gamma_at(p, h), beta_at(p, h));
+      for (int o = 0; o < OUT; ++o) atomicAdd(p.dw + static_cast<index_t>(o) * HIDDEN + h, dy[o] * n);
+    }
+  }
+  if (WANT_DB && p.db) {
+    for (int o = 0; o < OUT; ++o) atomicAdd(p.db + o, dy[o]);
+  }
+}

@@ -1,0 +1,379 @@
+// row_warp: one warp per row instead of one thread: coalesced wide loads, and row sums by shuffles.
+// Config: row_warp:warps=4,rows=1,vector=1,grads=identity,splits=16,reduction=atomic
+//
+// Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
+//   xhat = (x - mean) * rstd        dn = dy @ w
+//   dx     = rstd * (dn*gamma - mean_h(dn*gamma) - xhat * mean_h(dn*gamma*xhat))
+//   dgamma = sum_rows dn*xhat       dbeta = sum_rows dn
+//   dw     = dy^T @ (xhat*gamma + beta)                    db = sum_rows dy
+// or, with G = dy^T @ xhat, without any sum of dn over the rows:
+//   dw = G*gamma + outer(db, beta)  dgamma = sum_o w*G     dbeta = db @ w
+
+constexpr int HIDDEN = 8;  // length of a row of x
+constexpr int OUT = 16;  // length of a row of dy
+constexpr bool WANT_DX = true;
+constexpr bool WANT_DGAMMA = true;
+constexpr bool WANT_DBETA = true;
+constexpr bool WANT_DW = true;
+constexpr bool WANT_DB = true;
+constexpr int WARPS = 4;
+constexpr int THREADS = 128;
+constexpr int ROWS = 1;
+constexpr int VECTOR = 1;
+constexpr int CHUNK_VECTORS = 1;
+constexpr int CHUNKS = 1;
+constexpr int IDENTITY = 1;
+constexpr int COLUMN_THREADS = 8;
+constexpr int COLUMN_GROUPS = 16;
+constexpr int COLUMN_OUTS = 8;
+constexpr int CHAIN = 1024;
+
+using index_t = int;  // counts elements of w
+// Names of the gradients for emit(); this reduction keeps no partial sums and uses none of the numbers.
+constexpr index_t AT_DW = 0;
+constexpr index_t AT_DB = 128;
+constexpr index_t AT_DGAMMA = 144;
+constexpr index_t AT_DBETA = 152;
+
+struct Params {
+  const float* dy;  // [rows, OUT]
+  const float* x;  // [rows, HIDDEN]
+  const float* gamma;  // [HIDDEN]; null: all ones
+  const float* beta;  // [HIDDEN]; null: all zeros
+  const float* w;  // [OUT, HIDDEN]
+  float* dx;  // [rows, HIDDEN]; an output that is null is not wanted
+  float* dgamma;  // [HIDDEN]
+  float* dbeta;  // [HIDDEN]
+  float* dw;  // [OUT, HIDDEN]
+  float* db;  // [OUT]
+  const float* mean;  // [rows]; saved by the forward pass; null: recomputed
+  const float* rstd;  // [rows]; likewise
+  float* row_mean;  // scratch
+  float* row_rest;  // scratch
+  float* row_rstd;  // scratch
+  int64_t rows;
+  float eps;
+  int splits;  // parts the rows are cut into
+};
+
+#ifdef __CUDACC__
+// Everything a host compiler cannot read stands between these lines.
+
+// The only access to shared memory; its size comes with the launch.
+__device__ __forceinline__ float* dynamic_shared() {
+  extern __shared__ __align__(16) float dynamic_shared_memory[];
+  return dynamic_shared_memory;
+}
+#endif
+
+__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? p.gamma[h] : 1.0f; }
+__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? p.beta[h] : 0.0f; }
+
+__device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
+  return reinterpret_cast<size_t>(pointer) % bytes == 0;
+}
+
+// N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
+template <int N>
+__device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
+  if (N == 4 && aligned) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    to[0] = v.x; to[1 % N] = v.y; to[2 % N] = v.z; to[3 % N] = v.w;
+  } else if (N == 2 && aligned) {
+    const float2 v = *reinterpret_cast<const float2*>(from);
+    to[0] = v.x; to[1 % N] = v.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
+  if (N == 4 && aligned) {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1 % N], from[2 % N], from[3 % N]);
+  } else if (N == 2 && aligned) {
+    *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1 % N]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+
+// Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
+template <int LANES>
+__device__ __forceinline__ float lane_sum(float value) {
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// Statistics of a row of x. Its mean is carried in two floats, mean + rest: where a row's spread is near the spacing of float32
+// at its mean, one float cannot hold the mean exactly enough to normalise by.
+struct RowStats {
+  float mean, rest, rstd;
+};
+__device__ __forceinline__ float normalized(float x, const RowStats& stats) { return (x - stats.mean - stats.rest) * stats.rstd; }
+
+// From the sums over a row of d = x - mean and of d*d. sum(d), zero but for rounding, corrects both the mean and the variance.
+// E[x^2] - E[x]^2 would cancel where the mean is large against the spread.
+__device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum_d2, float eps) {
+  const float rest = sum_d / HIDDEN;
+  const float variance = fmaxf(fmaf(-rest, rest, sum_d2 / HIDDEN), 0.0f);
+  return {mean, rest, __frsqrt_rn(variance + eps)};
+}
+
+// The rows a block works on when the rows are cut into p.splits contiguous parts.
+struct RowRange {
+  int64_t begin, end;
+};
+__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
+  const int64_t part = (p.rows + p.splits - 1) / p.splits;
+  const int64_t begin = split * part;
+  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
+}
+
+// Reduction "atomic": each block adds its share to outputs that were zeroed before. The order of the additions, and so the
+// last bits, change from run to run.
+__device__ __forceinline__ void emit(const Params&, float* output, index_t, index_t i, float value) {
+  atomicAdd(output + i, value);
+}
+
+// Statistics wait in scratch memory for the threads that own columns.
+__device__ __forceinline__ void keep_statistics(const Params& p, int64_t row, const RowStats& stats) {
+  p.row_mean[row] = stats.mean;
+  p.row_rest[row] = stats.rest;
+  p.row_rstd[row] = stats.rstd;
+}
+
+// Parameter gradients of a range of rows. A thread owns one column h and COLUMN_OUTS rows of w at a time, so its part of
+// G = dy^T @ xhat stays in registers for all the rows; COLUMN_GROUPS groups of threads share out the rows of w.
+// Sums run in two levels: CHAIN rows in one float32 chain, then the chains' sums; one long chain would lose digits.
+__device__ void accumulate_columns(const Params& p, RowRange rows, int first_column, int column_stride) {
+  float* totals = dynamic_shared();  // [2][COLUMN_GROUPS][COLUMN_THREADS]: dgamma and dbeta of each group
+  const int group = threadIdx.x / COLUMN_THREADS, lane = threadIdx.x % COLUMN_THREADS;
+  const bool want_dw = WANT_DW && p.dw, want_db = WANT_DB && p.db;
+  const bool want_dgamma = IDENTITY && WANT_DGAMMA && p.dgamma, want_dbeta = IDENTITY && WANT_DBETA && p.dbeta;
+  if (!(want_dw || want_db || want_dgamma || want_dbeta)) return;
+  for (int column = first_column; column < HIDDEN; column += column_stride) {
+    const int h = column + lane;
+    const bool inside = h < HIDDEN;
+    float dgamma = 0.0f, dbeta = 0.0f;
+    for (int o = group * COLUMN_OUTS; inside && o < OUT; o += COLUMN_GROUPS * COLUMN_OUTS) {
+      float g[COLUMN_OUTS] = {}, db[COLUMN_OUTS] = {};
+      for (int64_t chain = rows.begin; chain < rows.end; chain += CHAIN) {
+        const int length = rows.end - chain < CHAIN ? static_cast<int>(rows.end - chain) : CHAIN;
+        const float* x = p.x + chain * HIDDEN + h;
+        const float* dy = p.dy + chain * OUT;
+        float g_chain[COLUMN_OUTS] = {}, db_chain[COLUMN_OUTS] = {};
+#pragma unroll 4
+        for (int r = 0; r < length; ++r) {
+          const RowStats stats = {p.row_mean[chain + r], p.row_rest[chain + r], p.row_rstd[chain + r]};
+          const float xhat = normalized(x[r * HIDDEN], stats);
+#pragma unroll
+          for (int j = 0; j < COLUMN_OUTS; ++j) {
+            const float d = dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)];
+            g_chain[j] = fmaf(d, xhat, g_chain[j]);
+            db_chain[j] += d;
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < COLUMN_OUTS; ++j) {
+          g[j] += g_chain[j];
+          db[j] += db_chain[j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < COLUMN_OUTS; ++j) {
+        if (o + j >= OUT) break;
+        const index_t i = static_cast<index_t>(o + j) * HIDDEN + h;
+        if (want_dw) emit(p, p.dw, AT_DW, i, fmaf(g[j], gamma_at(p, h), db[j] * beta_at(p, h)));
+        if (want_db && h == 0) emit(p, p.db, AT_DB, o + j, db[j]);
+        if (want_dgamma) dgamma = fmaf(p.w[i], g[j], dgamma);
+        if (want_dbeta) dbeta = fmaf(p.w[i], db[j], dbeta);
+      }
+    }
+    if (want_dgamma || want_dbeta) {
+      totals[threadIdx.x] = dgamma;
+      totals[THREADS + threadIdx.x] = dbeta;
+      __syncthreads();
+      if (group == 0 && inside) {
+        for (int other = 1; other < COLUMN_GROUPS; ++other) {
+          dgamma += totals[other * COLUMN_THREADS + lane];
+          dbeta += totals[THREADS + other * COLUMN_THREADS + lane];
+        }
+        if (want_dgamma) emit(p, p.dgamma, AT_DGAMMA, h, dgamma);
+        if (want_dbeta) emit(p, p.dbeta, AT_DBETA, h, dbeta);
+      }
+      __syncthreads();
+    }
+  }
+}
+
+// A warp works on ROWS rows at once, so that each value of w it loads serves them all. A lane holds CHUNK_VECTORS vectors of
+// VECTOR neighbouring columns of each row; where the row is longer than that, it goes in CHUNKS chunks.
+constexpr int LANE_COLUMNS = CHUNK_VECTORS * VECTOR;
+constexpr int CHUNK = 32 * LANE_COLUMNS;
+
+struct Tile {
+  int64_t row[ROWS];  // row of x and dy; rows past the end repeat the last one and are not stored
+  RowStats stats[ROWS];
+  int valid;  // rows that exist
+};
+
+// First column of a lane's vector.
+__device__ __forceinline__ int column_of(int chunk, int vector) {
+  return chunk * CHUNK + (vector * 32 + threadIdx.x % 32) * VECTOR;
+}
+
+// Columns [column_of(chunk, k), + VECTOR) of a row, zeros past its end. HIDDEN is a multiple of VECTOR.
+__device__ __forceinline__ void load_chunk(float (&to)[LANE_COLUMNS], const float* row, int chunk, bool aligned) {
+#pragma unroll
+  for (int k = 0; k < CHUNK_VECTORS; ++k) {
+    const int h = column_of(chunk, k);
+    float v[VECTOR] = {};
+    if (h < HIDDEN) load(v, row + h, aligned);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) to[k * VECTOR + i] = v[i];
+  }
+}
+
+__device__ __forceinline__ void store_chunk(float* row, const float (&from)[LANE_COLUMNS], int chunk, bool aligned) {
+#pragma unroll
+  for (int k = 0; k < CHUNK_VECTORS; ++k) {
+    const int h = column_of(chunk, k);
+    float v[VECTOR];
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) v[i] = from[k * VECTOR + i];
+    if (h < HIDDEN) store(row + h, v, aligned);
+  }
+}
+
+__device__ __forceinline__ bool inside(int chunk, int i) { return column_of(chunk, i / VECTOR) < HIDDEN; }
+
+__device__ void tile_statistics(const Params& p, Tile& tile, bool aligned) {
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    if (p.mean && p.rstd) {
+      tile.stats[r] = {p.mean[tile.row[r]], 0.0f, p.rstd[tile.row[r]]};
+      continue;
+    }
+    const float* row = p.x + tile.row[r] * HIDDEN;
+    float x[LANE_COLUMNS], sum = 0.0f, sum_d = 0.0f, sum_d2 = 0.0f;
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      load_chunk(x, row, chunk, aligned);
+#pragma unroll
+      for (int i = 0; i < LANE_COLUMNS; ++i) sum += x[i];
+    }
+    const float mean = lane_sum<32>(sum) / HIDDEN;
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      if (CHUNKS > 1) load_chunk(x, row, chunk, aligned);
+#pragma unroll
+      for (int i = 0; i < LANE_COLUMNS; ++i) {
+        const float d = inside(chunk, i) ? x[i] - mean : 0.0f;
+        sum_d += d;
+        sum_d2 = fmaf(d, d, sum_d2);
+      }
+    }
+    tile.stats[r] = row_stats(mean, lane_sum<32>(sum_d), lane_sum<32>(sum_d2), p.eps);
+  }
+}
+
+// One chunk of dn = dy @ w for the tile's rows. Each lane loads one of 32 values of dy, and shuffles pass them round.
+__device__ void dn_chunk(const Params& p, const Tile& tile, float (&dn)[ROWS][LANE_COLUMNS], int chunk, bool aligned) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+    for (int i = 0; i < LANE_COLUMNS; ++i) dn[r][i] = 0.0f;
+  }
+  for (int first = 0; first < OUT; first += 32) {
+    float dy[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) dy[r] = first + lane < OUT ? p.dy[tile.row[r] * OUT + first + lane] : 0.0f;
+    const int count = OUT - first < 32 ? OUT - first : 32;
+#pragma unroll 4
+    for (int o = 0; o < count; ++o) {
+      float w[LANE_COLUMNS];
+      load_chunk(w, p.w + static_cast<int64_t>(first + o) * HIDDEN, chunk, aligned);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        const float d = __shfl_sync(0xffffffffu, dy[r], o);
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS; ++i) dn[r][i] = fmaf(d, w[i], dn[r][i]);
+      }
+    }
+  }
+}
+
+// dx of the tile's rows, and their share of dgamma and dbeta where those are summed directly. A row of one chunk stays in
+// registers from dn to dx; a longer one waits in dx itself.
+__device__ void backward_tile(const Params& p, const Tile& tile, float (&dgamma)[LANE_COLUMNS], float (&dbeta)[LANE_COLUMNS],
+                              bool aligned) {
+  const bool want_dx = WANT_DX && p.dx;
+  float sum[ROWS] = {}, sum_xhat[ROWS] = {};
+  float g[ROWS][LANE_COLUMNS];
+  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    float gamma[LANE_COLUMNS];
+    if (p.gamma) load_chunk(gamma, p.gamma, chunk, aligned);
+    dn_chunk(p, tile, g, chunk, aligned);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      float x[LANE_COLUMNS];
+      load_chunk(x, p.x + tile.row[r] * HIDDEN, chunk, aligned);
+#pragma unroll
+      for (int i = 0; i < LANE_COLUMNS; ++i) {
+        const float xhat = normalized(x[i], tile.stats[r]);
+        if (!IDENTITY && r < tile.valid) {
+          dgamma[i] = fmaf(g[r][i], xhat, dgamma[i]);
+          dbeta[i] += g[r][i];
+        }
+        if (p.gamma) g[r][i] = __fmul_rn(g[r][i], gamma[i]);
+        sum[r] += g[r][i];
+        if (inside(chunk, i)) sum_xhat[r] = fmaf(g[r][i], xhat, sum_xhat[r]);
+      }
+      if (CHUNKS > 1 && want_dx && r < tile.valid) store_chunk(p.dx + tile.row[r] * HIDDEN, g[r], chunk, aligned);
+    }
+  }
+  if (!want_dx) return;
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const float mean_g = lane_sum<32>(sum[r]) / HIDDEN, mean_g_xhat = lane_sum<32>(sum_xhat[r]) / HIDDEN;
+    if (r >= tile.valid) continue;
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      float x[LANE_COLUMNS];
+      load_chunk(x, p.x + tile.row[r] * HIDDEN, chunk, aligned);
+      if (CHUNKS > 1) load_chunk(g[r], p.dx + tile.row[r] * HIDDEN, chunk, aligned);
+#pragma unroll
+      for (int i = 0; i < LANE_COLUMNS; ++i) {
+        const float xhat = normalized(x[i], tile.stats[r]);
+        x[i] = tile.stats[r].rstd * (g[r][i] - mean_g - xhat * mean_g_xhat);
+      }
+      store_chunk(p.dx + tile.row[r] * HIDDEN, x, chunk, aligned);
+    }
+  }
+}
+
+// One warp per ROWS rows for the statistics, dn and dx; then the threads own columns of the parameter gradients.
+extern "C" __global__ void __launch_bounds__(THREADS) row_warp(const __grid_constant__ Params p) {
+  const bool aligned = is_aligned(p.x, 4 * VECTOR) && is_aligned(p.w, 4 * VECTOR) && is_aligned(p.gamma, 4 * VECTOR) &&
+                       is_aligned(p.dx, 4 * VECTOR);
+  const bool want_dgamma = WANT_DGAMMA && p.dgamma, want_dbeta = WANT_DBETA && p.dbeta;
+  const bool want_dn = (WANT_DX && p.dx) || (!IDENTITY && (want_dgamma || want_dbeta));
+  const RowRange rows = rows_of_split(p, blockIdx.x);
+  float dgamma[LANE_COLUMNS] = {}, dbeta[LANE_COLUMNS] = {};
+  for (int64_t first = rows.begin + threadIdx.x / 32 * ROWS; first < rows.end; first += WARPS * ROWS) {
+    Tile tile;
+    tile.valid = rows.end - first < ROWS ? static_cast<int>(rows.end - first) : ROWS;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) tile.row[r] = first + (r < tile.valid ? r : tile.valid - 1);
+    tile_statistics(p, tile, aligned);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      if (threadIdx.x % 32 == 0 && r < tile.valid) keep_statistics(p, tile.row[r], tile.stats[r]);
+    }
+    if (want_dn) backward_tile(p, tile, dgamma, dbeta, aligned);
+  }
+  __syncthreads();
+  accumulate_columns(p, rows, 0, COLUMN_THREADS);
+}

@@ -1,0 +1,310 @@
+"""The float64 reference against finite differences, the identities of the operation, and itself in other arrangements."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from codegen.errors import InvalidProblem
+from codegen.problem import GRADIENTS
+from tests.cases import LITERALS, NO_ROWS, SAME_ROWS, Literal
+from tuner.bounds import ACCURACY, bounds, normwise_scales
+from tuner.inputs import AnyFloats, Gradients, Inputs, Repeated, hard_inputs, periodic_inputs, random_inputs, repeated
+from tuner.probe import exact_gradients, probe_inputs
+from tuner.reference import Array64, reference
+
+ALL = frozenset(GRADIENTS)
+
+
+def assert_close(got: Gradients, right: Gradients, rtol: float = 1e-12) -> None:
+    """Equal up to rounding in float64, relative to each gradient's largest element."""
+    assert got.present().keys() == right.present().keys()
+    for name, array in right.present().items():
+        assert got.present()[name].shape == array.shape
+        scale = np.abs(array).max(initial=0.0)
+        np.testing.assert_allclose(got.present()[name], array, rtol=0, atol=rtol * scale, err_msg=name)
+
+
+def forward(inputs: Inputs, at: dict[str, Array64]) -> Array64:
+    """y = Linear(LayerNorm(x)) [M, O] at the float64 parameters `at`."""
+    x = at["x"]
+    mean = x.mean(axis=1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(axis=1, keepdims=True)
+    y: Array64 = ((x - mean) / np.sqrt(variance + inputs.eps) * at["gamma"] + at["beta"]) @ at["w"].T + at["b"]
+    return y
+
+
+@pytest.mark.parametrize(("rows", "hidden", "out"), [(3, 5, 4), (1, 2, 3), (4, 1, 2), (2, 7, 1)])
+def test_all_five_gradients_are_the_finite_differences_of_the_forward(rows: int, hidden: int, out: int) -> None:
+    """With the step h = eps^(1/3) a central difference errs by about h^2 = 4e-11, relative to the loss and its derivatives."""
+    inputs = random_inputs(rows, hidden, out)
+    dy = inputs.dy.astype(np.float64)
+    at = {name: getattr(inputs, name).astype(np.float64) for name in ("x", "gamma", "beta", "w")} | {"b": np.zeros(out)}
+    step = np.finfo(np.float64).eps ** (1 / 3)
+    right = reference(inputs).present()
+    for parameter, name in (("x", "dx"), ("gamma", "dgamma"), ("beta", "dbeta"), ("w", "dw"), ("b", "db")):
+        difference = np.empty(at[parameter].shape)
+        for place in np.ndindex(difference.shape):
+            value, losses = at[parameter][place], []
+            for moved in (value - step, value + step):
+                at[parameter][place] = moved
+                losses.append(np.sum(dy * forward(inputs, at)))
+            at[parameter][place] = value
+            difference[place] = (losses[1] - losses[0]) / (2 * step)
+        np.testing.assert_allclose(right[name], difference, rtol=0, atol=1e-9 * (1 + np.abs(difference).max()), err_msg=name)
+
+
+def test_the_parameter_gradients_follow_from_one_product() -> None:
+    """G = dy^T @ xhat gives dw, dgamma and dbeta, and dy @ (w @ gamma) the mean of dn*gamma, without dn."""
+    inputs = random_inputs(200, 48, 12)
+    dy, x, w = (array.astype(np.float64) for array in (inputs.dy, inputs.x, inputs.w))
+    assert inputs.gamma is not None and inputs.beta is not None
+    gamma, beta = inputs.gamma.astype(np.float64), inputs.beta.astype(np.float64)
+    rstd = 1 / np.sqrt(x.var(axis=1, keepdims=True) + inputs.eps)
+    xhat = (x - x.mean(axis=1, keepdims=True)) * rstd
+    g, db, d = dy.T @ xhat, dy.sum(axis=0), dy @ w * gamma
+    mean = (dy @ (w @ gamma) / 48)[:, None]
+    assert_close(reference(inputs), Gradients(
+        dx=rstd * (d - mean - xhat * np.mean(d * xhat, axis=1, keepdims=True)), dgamma=np.sum(w * g, axis=0), dbeta=db @ w,
+        dw=g * gamma + np.outer(db, beta), db=db))
+
+
+@pytest.mark.parametrize("literal", LITERALS, ids=lambda literal: literal.name)
+def test_literal_right_values(literal: Literal) -> None:
+    right = reference(literal.inputs).present()
+    for name, expected in literal.expected.items():
+        np.testing.assert_allclose(right[name].ravel()[:len(expected)], expected, rtol=literal.rtol, err_msg=name)
+
+
+def test_the_gradients_are_linear_in_dy() -> None:
+    inputs = random_inputs(9, 6, 5)
+    doubled = reference(replace(inputs, dy=2 * inputs.dy)).present()
+    assert_close(Gradients(**doubled), Gradients(**{name: 2 * array for name, array in reference(inputs).present().items()}))
+
+
+def test_leading_dimensions_do_not_matter() -> None:
+    flat = random_inputs(6, 8, 5)
+    for shape in SAME_ROWS:
+        inputs = Inputs.from_arrays(flat.dy.reshape(shape.batch, shape.seq, 5), flat.x.reshape(shape.batch, shape.seq, 8),
+                                    flat.gamma, flat.beta, flat.w, flat.eps)
+        assert_close(reference(inputs), reference(flat), rtol=0)
+
+
+@pytest.mark.parametrize("shape", NO_ROWS, ids=str)
+def test_no_rows(shape: object) -> None:
+    inputs = random_inputs(0, 8, 4)
+    for result in (reference(inputs), bounds(inputs)):
+        assert result.dx is not None and result.dx.shape == (0, 8)
+    right = reference(inputs).present()
+    assert {name: array.shape for name, array in right.items()} == {
+        "dx": (0, 8), "dgamma": (8,), "dbeta": (8,), "dw": (4, 8), "db": (4,)}
+    assert not any(array.any() for array in right.values())
+
+
+def test_absent_gamma_and_beta_are_ones_and_zeros() -> None:
+    inputs = random_inputs(7, 6, 5)
+    absent = replace(inputs, gamma=None, beta=None)
+    written = replace(inputs, gamma=np.ones(6, np.float32), beta=np.zeros(6, np.float32))
+    assert_close(reference(absent), reference(written), rtol=0)
+    assert_close(bounds(absent), bounds(written), rtol=0)
+    assert normwise_scales(absent) == normwise_scales(written)
+
+
+@pytest.mark.parametrize("wants", [{name} for name in GRADIENTS] + [{"dx", "dw"}, {"dgamma", "db"}], ids=sorted)
+def test_only_wanted_gradients_are_there(wants: set[str]) -> None:
+    inputs = random_inputs(7, 6, 5)
+    for function in (reference, bounds):
+        every = function(inputs).present()
+        assert_close(function(inputs, frozenset(wants)), Gradients(**{name: every[name] for name in wants}), rtol=0)
+
+
+def test_unknown_or_no_gradients_are_refused() -> None:
+    for wants in ({"dz"}, set()):
+        with pytest.raises(InvalidProblem):
+            reference(random_inputs(2, 2, 2), frozenset(wants))
+        with pytest.raises(InvalidProblem):
+            bounds(random_inputs(2, 2, 2), frozenset(wants))
+
+
+@pytest.mark.parametrize("inputs", [random_inputs(53, 6, 9), hard_inputs(53, 6, 9)], ids=["random", "hard"])
+def test_chunks_do_not_show(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reference(inputs), bounds(inputs), normwise_scales(inputs)
+    monkeypatch.setattr("tuner.reference.CHUNK_ELEMENTS", 100)
+    assert_close(reference(inputs), whole[0])
+    assert_close(bounds(inputs), whole[1])
+    assert normwise_scales(inputs) == pytest.approx(whole[2], rel=1e-12)
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    def temporaries(rows: int) -> float:
+        inputs, wants = random_inputs(rows, 256, 16), ALL - {"dx"}
+        tracemalloc.start()
+        reference(inputs, wants)
+        bounds(inputs, wants)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+    most = temporaries(16_000)
+    assert most < 256e6
+    assert temporaries(64_000) < 1.1 * most
+
+
+# What a result may be wrong by.
+
+@pytest.mark.parametrize("accuracy", ACCURACY)
+def test_the_bound_is_its_formula(accuracy: str) -> None:
+    """Element by element, as the docstring of `bounds` has it."""
+    inputs = hard_inputs(9, 6, 4)
+    m_count, h_count, o_count = 9, 6, 4
+    dy, x, w = (np.abs(array.astype(np.float64)) for array in (inputs.dy, inputs.x, inputs.w))
+    assert inputs.gamma is not None and inputs.beta is not None
+    gamma, beta = np.abs(inputs.gamma.astype(np.float64)), np.abs(inputs.beta.astype(np.float64))
+    u, c, v = 2.0**-24, 3.0, {"fp32": 0.0, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}[accuracy]
+    right = {name: np.full(array.shape, 2.0**-126) for name, array in reference(inputs).present().items()}
+
+    def e(n: int) -> float:
+        return u * float(np.sqrt(n + 8)) + 2 * v
+
+    for m in range(m_count):
+        signed = inputs.x[m].astype(np.float64)
+        rstd = 1 / np.sqrt(signed.var() + inputs.eps)
+        xhat = np.abs(signed - signed.mean()) * rstd
+        k = u * x[m].max() * rstd
+        ex = [u * (t + 1) + k + v * t for t in xhat]
+        a = [sum(dy[m, o] * w[o, h] for o in range(o_count)) for h in range(h_count)]
+        d = [a[h] * gamma[h] for h in range(h_count)]
+        mean, dot = np.mean(d), np.mean([d[h] * xhat[h] for h in range(h_count)])
+        dot_error = np.mean([d[h] * ex[h] for h in range(h_count)])
+        for h in range(h_count):
+            right["dx"][m, h] += c * rstd * (
+                e(6) * (d[h] + mean + xhat[h] * dot) + ex[h] * dot + xhat[h] * dot_error + (d[h] + mean) * k)
+            right["dgamma"][h] += c * (e(9 + 4) * a[h] * xhat[h] + a[h] * ex[h])
+            right["dbeta"][h] += c * e(9 + 4) * a[h]
+            for o in range(o_count):
+                right["dw"][o, h] += c * dy[m, o] * (e(9) * (xhat[h] * gamma[h] + beta[h]) + ex[h] * gamma[h])
+        for o in range(o_count):
+            right["db"][o] += c * e(9) * dy[m, o]
+    for name, array in bounds(inputs, accuracy=accuracy).present().items():
+        np.testing.assert_allclose(array, right[name], rtol=1e-9, err_msg=name)
+
+
+def test_the_scales_are_the_mean_norms_over_the_signs_of_dy() -> None:
+    inputs = random_inputs(2, 5, 3)
+    assert inputs.gamma is not None
+    rstd = 1 / np.sqrt(inputs.x.astype(np.float64).var(axis=1, keepdims=True) + inputs.eps)
+    squares = dict.fromkeys(GRADIENTS, 0.0)
+    for signs in product((-1, 1), repeat=6):
+        flipped = replace(inputs, dy=inputs.dy * np.reshape(signs, (2, 3)).astype(np.float32))
+        results = reference(flipped).present()
+        results["dx"] = rstd * (flipped.dy.astype(np.float64) @ inputs.w * inputs.gamma)  # of dx, its first term
+        for name, array in results.items():
+            squares[name] += float(np.sum(array**2)) / 64
+    assert normwise_scales(inputs) == pytest.approx({name: np.sqrt(square) for name, square in squares.items()}, rel=1e-6)
+
+
+# Rows repeated.
+
+@pytest.mark.parametrize("rows", [5, 29, 30, 200])
+def test_repeated_rows_cost_no_more_than_their_base(rows: int) -> None:
+    data = repeated(random_inputs(29, 6, 5), rows, seed=3)
+    written = data.expand()
+    assert written.rows == data.rows == rows
+    assert_same_but_for_dx(reference(data.base, weights=data.weights), reference(written), data)
+    assert_same_but_for_dx(bounds(data.base, counts=data.counts), bounds(written), replace(data, signs=np.abs(data.signs)))
+    assert normwise_scales(data.base, data.counts) == pytest.approx(normwise_scales(written), rel=1e-12)
+
+
+def assert_same_but_for_dx(base: Gradients, whole: Gradients, data: Repeated) -> None:
+    """The base's gradients, its dx repeated with the signs, are those of all the rows."""
+    assert base.dx is not None
+    dx: AnyFloats = base.dx[np.arange(data.rows) % data.base.rows] * data.signs[:, None]
+    assert_close(replace(base, dx=dx), whole)
+
+
+@pytest.mark.parametrize("rows", [0, 40, 55, 1000])
+def test_periodic_inputs_follow_their_formulas(rows: int) -> None:
+    data = periodic_inputs(rows, 7, 6)
+    inputs = data.expand()
+    for r, h, o in ((r, h, o) for r in range(0, rows, 13) for h in range(7) for o in range(6)):
+        assert inputs.x[r, h] == (7 * r + 3 * h) % 11 - 5
+        assert inputs.dy[r, o] == (r + o) % 5 - 1
+        assert inputs.w[o, h] == (5 * o + 2 * h) % 7 - 2
+    if rows:
+        assert_same_but_for_dx(reference(data.base, weights=data.weights), reference(inputs), data)
+
+
+def test_a_prefix_of_repeated_rows() -> None:
+    data = repeated(random_inputs(29, 6, 5), 100)
+    for rows in (1, 29, 64):
+        prefix, whole = data.first(rows).expand(), data.expand().first(rows)
+        np.testing.assert_array_equal(prefix.x, whole.x)
+        np.testing.assert_array_equal(prefix.dy, whole.dy)
+
+
+# The data is what it claims to be.
+
+@pytest.mark.parametrize("hidden", [1, 2, 3, 64])
+def test_random_inputs_are_well_conditioned(hidden: int) -> None:
+    inputs = random_inputs(500, hidden, 8)
+    assert inputs.gamma is not None and np.all((np.abs(inputs.gamma) >= 0.5) & (np.abs(inputs.gamma) <= 2.0))
+    assert np.mean(inputs.x.mean(axis=1)) == pytest.approx(0.7, abs=0.1)
+    deviation = inputs.x.std(axis=1)
+    if hidden > 1:
+        assert deviation.min() > 0.49 and deviation.max() < 2.01
+    assert random_inputs(1, hidden, 1000).w.mean() > 0
+
+
+def test_data_depends_on_its_seed_alone() -> None:
+    for generate in (random_inputs, hard_inputs, probe_inputs):
+        one, same, other = generate(20, 6, 5, 1), generate(20, 6, 5, 1), generate(20, 6, 5, 2)
+        for name in ("dy", "x", "gamma", "beta", "w"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(same, name))
+            assert np.any(getattr(one, name) != getattr(other, name))
+
+
+@pytest.mark.parametrize(("hidden", "out"), [(1, 1), (2, 3), (16, 16), (100, 7), (1000, 4)])
+def test_hard_inputs_have_finite_results(hidden: int, out: int) -> None:
+    inputs = hard_inputs(257, hidden, out)
+    for array in (*reference(inputs).present().values(), *bounds(inputs).present().values()):
+        assert np.isfinite(array.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(("hidden", "out", "exact"), [
+    (8, 16, "dx dgamma dbeta dw db"), (64, 64, "dx dgamma dbeta dw db"), (6, 5, "dgamma dbeta dw db"), (5, 6, "dbeta db"),
+    (65536, 64, "dgamma dbeta dw db"), (1, 3, "dbeta db"),
+])
+def test_what_the_probe_claims_exact_is_exact(hidden: int, out: int, exact: str) -> None:
+    inputs = probe_inputs(40, hidden, out)
+    assert exact_gradients(inputs) == frozenset(exact.split())
+    right = reference(inputs).present()
+    for name in exact.split():
+        np.testing.assert_array_equal(right[name], right[name].astype(np.float32))
+    assert inputs.eps == 3.0
+    if hidden % 2 == 0:
+        assert not inputs.x.sum(axis=1).any()
+        assert set(np.unique(inputs.x)) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "shuffled", "halves"])
+def test_the_probe_is_exact_in_every_order_of_summation(order: str) -> None:
+    """One float32 accumulator each, over 65,536 rows."""
+    inputs = repeated(probe_inputs(1021, 16, 32), 65536).expand()
+    right = reference(inputs, frozenset(("dw", "dgamma", "dbeta", "db"))).present()
+    at = np.arange(inputs.rows)
+    at = {"forward": at, "backward": at[::-1], "shuffled": np.random.default_rng(0).permutation(at),
+          "halves": at.reshape(2, -1).T.ravel()}[order]
+    dy, xhat = inputs.dy[at], inputs.x[at] * np.float32(0.5)
+    dn = np.zeros(xhat.shape, np.float32)
+    for o in range(inputs.out):
+        dn += dy[:, o:o + 1] * inputs.w[o]
+    assert inputs.gamma is not None and inputs.beta is not None
+    n = xhat * inputs.gamma + inputs.beta
+    np.testing.assert_array_equal(np.cumsum(dn * xhat, axis=0)[-1], right["dgamma"])
+    np.testing.assert_array_equal(np.cumsum(dn, axis=0)[-1], right["dbeta"])
+    np.testing.assert_array_equal(np.cumsum(dy, axis=0)[-1], right["db"])
+    for o in range(0, inputs.out, 8):
+        np.testing.assert_array_equal(np.cumsum(dy[:, o:o + 1] * n, axis=0)[-1], right["dw"][o])

@@ -1,0 +1,115 @@
+"""Writes best.cu and best.h: the winner of a tuning run, and configs for the row counts at which it would not be fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from codegen.artifact import ArtifactInfo, ArtifactKernel, ErrorFigures, artifact
+from codegen.config import Config
+from codegen.limits import Limits
+from codegen.problem import Problem, Shape
+from codegen.render import Source, render
+from codegen.space import why_refused, why_wasteful
+from tuner.guess import best_predicted
+from tuner.outcome import TuneResult
+from tuner.provenance import DISTRIBUTION
+from tuner.records import write_text
+
+MAX_CONFIGS = 3
+"""Configs in one file; each makes it longer, and slower to compile."""
+
+GPU_BYTES = 1 << 38
+"""More memory than any GPU has: row counts whose x, dx and dy would take more do not occur."""
+
+Choice = Callable[[Problem], Config]
+
+
+def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult) -> None:
+    """Writes both files, each whole or not at all.
+
+    Args:
+        cu: path of best.cu.
+        header: path of best.h.
+        source: the winner, rendered.
+        result: the run it won.
+
+    Raises:
+        ValueError: the result has no winner.
+        OSError: the folder cannot be written.
+    """
+    winner, info = result.winner, result.info
+    if winner is None:
+        raise ValueError("a run without a winner has no artifact")
+    errors = {name: ErrorFigures(error.normwise, error.bound_ratio) for name, error in winner.errors.items()}
+    gpu = result.limits.name if info.executor == "host" else info.device
+    said = ArtifactInfo(
+        Shape.parse(info.shape), gpu, result.limits.arch, winner.best_us, winner.measured, result.floor_us, errors,
+        f"{DISTRIBUTION} {info.version}, {info.date}")
+    text = artifact(serve_all_rows(source, result.limits, lambda problem: best_predicted(problem, result.limits)), said)
+    write_text(cu, text.cu)
+    write_text(header, text.header)
+
+
+def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[ArtifactKernel]:
+    """One to MAX_CONFIGS configs that together serve every row count, by rising row counts; nearly always the tuned one is one.
+
+    A config serves the row counts round the one it was chosen for, as far as it is fit at every power of two on the way: down to
+    where it is refused, up to where it is refused or wasteful. (What is wasteful below that count is so only because a smaller
+    config would do as well.) Where one ends, another is chosen. The last must be fit for all that remain; if what is best at its
+    first power of two is not, it is what is best at the largest row count a GPU can hold.
+
+    Args:
+        tuned: the tuned config; its problem has the tuned row count.
+        limits: the GPU.
+        choose: the config to take for a problem: the cost model's favourite, or anything else that is fit there.
+    """
+    problem, most = tuned.problem, _most_rows(tuned.problem)
+    below: list[ArtifactKernel] = []
+    lowest = _lowest_fit(problem, tuned.config, limits)
+    if lowest > 0:
+        config = choose(replace(problem, rows=lowest - 1))
+        below.append(ArtifactKernel(render(problem, config), lowest - 1))
+
+    kernels, config, rows = below, tuned.config, problem.rows
+    while (last := _highest_fit(replace(problem, rows=rows), config, limits, most)) is not None:
+        kernels.append(ArtifactKernel(render(problem, config), last))
+        rows = 2 * _power_at_most(last)
+        config = choose(replace(problem, rows=rows))
+        if len(kernels) == MAX_CONFIGS - 1 and _highest_fit(replace(problem, rows=rows), config, limits, most) is not None:
+            config = choose(replace(problem, rows=most))
+            break
+    kernels.append(ArtifactKernel(render(problem, config), None))
+    return kernels
+
+
+def _most_rows(problem: Problem) -> int:
+    """The largest power of two of rows that GPU_BYTES can hold, and no less than the problem's."""
+    held = GPU_BYTES // (4 * (2 * problem.hidden + problem.out))
+    return max(_power_at_most(max(held, 1)), problem.rows)
+
+
+def _power_at_most(value: int) -> int:
+    return 1 << (value.bit_length() - 1)
+
+
+def _lowest_fit(problem: Problem, config: Config, limits: Limits) -> int:
+    """The lowest row count the config serves: 0, or the power of two above the first at which it is refused."""
+    lowest, rows = problem.rows, _power_at_most(max(problem.rows, 1))
+    while rows >= 1:
+        if why_refused(replace(problem, rows=rows), config, limits) is not None:
+            return lowest
+        lowest, rows = rows, rows // 2
+    return 0
+
+
+def _highest_fit(problem: Problem, config: Config, limits: Limits, most: int) -> int | None:
+    """The highest row count the config serves, if there are any above it; the problem's is the one it was chosen for."""
+    highest, rows = problem.rows, 2 * _power_at_most(max(problem.rows, 1))
+    while rows <= most:
+        at = replace(problem, rows=rows)
+        if why_refused(at, config, limits) is not None or why_wasteful(at, config) is not None:
+            return highest
+        highest, rows = rows, 2 * rows
+    return None

@@ -1,0 +1,125 @@
+"""The backward pass on NumPy arrays, by the best kernel known, and the list of kernels there are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from codegen.config import Config
+from codegen.errors import InvalidConfig
+from codegen.limits import target as limits_of
+from codegen.problem import ALL_GRADIENTS, Problem, Shape, check_wants
+from codegen.render import render
+from codegen.space import parse_config, valid_configs, why_refused
+from tuner.choose import open_executor
+from tuner.errors import InputError
+from tuner.executors import Executor, Program
+from tuner.guess import best_predicted
+from tuner.inputs import Array32, Gradients, Inputs, gradient_shapes
+from tuner.known import best_known
+from tuner.tuning import as_shape
+
+
+def backward(dy: Array32, x: Array32, gamma: Array32 | None, beta: Array32 | None, w: Array32, eps: float = 1e-5,
+             wants: Iterable[str] | None = None, config: Config | str | None = None,
+             executor: Executor | str | None = None) -> Gradients:
+    """The gradients of `y = Linear(LayerNorm(x))`.
+
+    Args:
+        dy: incoming gradient, float32 [..., O].
+        x: input of the LayerNorm, float32 [..., H], with the leading dimensions of dy.
+        gamma: scale, float32 [H]; None: there is none.
+        beta: shift, float32 [H]; None: there is none.
+        w: weight of the Linear, float32 [O, H].
+        eps: of the LayerNorm.
+        wants: names of the gradients to compute; None: all that exist.
+        config: the kernel; None: the best of earlier tuning runs for this H and O on this device that fits, else what the cost
+            model expects to be fastest.
+        executor: "auto", "cuda" or "host", or one that is open; None: "auto".
+
+    Arrays of any memory layout are taken; what is not C-contiguous is copied.
+
+    Returns:
+        dx of the shape of x, dgamma [H], dbeta [H], dw [O, H], db [O], all C-contiguous float32; None for those not wanted,
+        for dgamma without gamma and for dbeta without beta. Without rows, dx is empty and the others are zero.
+
+    Raises:
+        InputTypeError: an argument is of another type or data type.
+        InputError: shapes do not agree, eps is not positive, or a gradient is wanted of something that is None.
+        InvalidProblem: `wants` is empty or names something else.
+        InvalidConfig: there is no such config, or it cannot run these sizes.
+        ToolchainError: a compiler or library is missing.
+        CompileError, LaunchError: the kernel did not compile or run.
+    """
+    inputs = Inputs.from_arrays(dy, x, gamma, beta, w, eps)
+    chosen = _wanted(inputs, wants)
+    opened = _opened("auto" if executor is None else executor)
+    problem = Problem(inputs.rows, inputs.hidden, inputs.out, wants=chosen)
+    if inputs.rows == 0:
+        shapes = gradient_shapes(0, inputs.hidden, inputs.out)
+        return _shaped(Gradients(**{name: np.zeros(shapes[name], np.float32) for name in chosen}), x.shape)
+    kernel = _choose(problem, opened) if config is None else _given(config, problem, opened)
+    return _shaped(_program(replace(problem, rows=1), kernel, cast(Hashable, opened)).run(inputs, chosen), x.shape)
+
+
+def configs(shape: Shape | str | Sequence[int], *, target: str = "sm_90", dtype: str = "float32", deterministic: bool = False,
+            variants: Iterable[str] | None = None, wants: Iterable[str] | None = None) -> list[Config]:
+    """Every config that can run the shape on a GPU of that architecture and is worth trying, in a fixed order.
+
+    Raises:
+        InvalidProblem, UnsupportedDtype: the shape, data type or wanted gradients describe no problem.
+        InvalidConfig: there is no such target or variant.
+    """
+    problem = Problem.of(as_shape(shape), dtype=dtype, wants=wants, deterministic=deterministic)
+    return valid_configs(problem, limits_of(target), variants)
+
+
+def _wanted(inputs: Inputs, wants: Iterable[str] | None) -> frozenset[str]:
+    absent = {name for name, array in (("dgamma", inputs.gamma), ("dbeta", inputs.beta)) if array is None}
+    if wants is None:
+        return ALL_GRADIENTS - absent
+    chosen = frozenset(wants.split(",") if isinstance(wants, str) else wants)
+    check_wants(chosen)
+    if impossible := sorted(absent & chosen):
+        raise InputError(f"{impossible[0]} cannot be wanted where {impossible[0].removeprefix('d')} is None")
+    return chosen
+
+
+def _opened(executor: Executor | str) -> Executor:
+    return _named(executor) if isinstance(executor, str) else executor
+
+
+@functools.cache
+def _named(name: str) -> Executor:
+    """One executor of each name a process, so that programs are kept between calls."""
+    return open_executor(name)
+
+
+def _given(config: Config | str, problem: Problem, executor: Executor) -> Config:
+    kernel = parse_config(config) if isinstance(config, str) else config
+    if reason := why_refused(problem, kernel, executor.limits):
+        raise InvalidConfig(f"{kernel} cannot run these sizes: {reason}")
+    return kernel
+
+
+def _choose(problem: Problem, executor: Executor) -> Config:
+    for config in best_known(problem, executor):
+        if why_refused(problem, config, executor.limits) is None:
+            return config
+    # Sizes near each other have the same best kernel; rounding keeps varying row counts from a search each.
+    rounded = replace(problem, rows=1 << (problem.rows - 1).bit_length())
+    return best_predicted(rounded, executor.limits)
+
+
+@functools.lru_cache(maxsize=64)
+def _program(problem: Problem, config: Config, executor: Hashable) -> Program:
+    """Compiled for any row count; the problem's is not looked at."""
+    return cast(Executor, executor).compile(render(problem, config))
+
+
+def _shaped(gradients: Gradients, x_shape: tuple[int, ...]) -> Gradients:
+    return gradients if gradients.dx is None else replace(gradients, dx=gradients.dx.reshape(x_shape))

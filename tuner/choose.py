@@ -1,0 +1,46 @@
+"""Which executor to use, by name: a GPU's libraries are loaded only when one is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from codegen.limits import target
+from tuner.errors import InputError
+from tuner.executors import Executor
+from tuner.store import Store
+
+EXECUTORS = ("auto", "cuda", "host")
+
+
+def open_executor(name: str = "auto", target_name: str = "sm_90", store: Store | None = None) -> Executor:
+    """The executor of that name.
+
+    Args:
+        name: "cuda": the first GPU of this machine. "host": its CPU. "auto": the GPU if PyCUDA is installed and finds one,
+            else the CPU.
+        target_name: the architecture that the host executor stands for; a GPU knows its own.
+        store: where compiled kernels are kept; None: the default store.
+
+    Raises:
+        InputError: there is no executor of that name.
+        InvalidConfig: the target is not known.
+        ToolchainError: it cannot be used here; with "auto", there is a GPU, but no compiler for it.
+    """
+    if name not in EXECUTORS:
+        raise InputError(f"there is no executor {name!r}; choose from {', '.join(EXECUTORS)}")
+    limits = target(target_name)
+    if name == "cuda" or (name == "auto" and _gpu_usable()):
+        from tuner.executors.cuda import CudaExecutor
+
+        return CudaExecutor(store=store)
+    from tuner.executors.host import HostExecutor
+
+    return HostExecutor(limits, Store() if store is None else store)
+
+
+def _gpu_usable() -> bool:
+    if importlib.util.find_spec("pycuda") is None:
+        return False
+    from tuner.executors.cuda_context import why_unavailable
+
+    return why_unavailable() is None

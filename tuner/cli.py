@@ -1,0 +1,130 @@
+"""The command line of the tuner: `python -m tuner --shape B,S,H,O`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from codegen.errors import CodegenError
+from codegen.limits import TARGETS
+from codegen.problem import ALL_GRADIENTS, DTYPES, GRADIENTS, Shape
+from codegen.variants import VARIANTS
+from tuner.choose import EXECUTORS, open_executor
+from tuner.errors import InputError, InputTypeError, TunerError
+from tuner.executors import Executor
+from tuner.known import reports_folder
+from tuner.outcome import TuneResult, why_no_winner
+from tuner.progress import ProgressBar, best_table, error_table
+from tuner.publish import Folder
+from tuner.tuning import SHORTLIST, TRIALS, Request, TuningRun
+from tuner.wording import share_of_floor, time_text
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status.
+
+    0: a kernel was found. 1: none was, or this machine lacks something. 2: the arguments make no sense. 130: interrupted by
+    Ctrl-C; what was finished is kept.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
+    try:
+        return _tune(options, "python -m tuner " + shlex.join(given))
+    except KeyboardInterrupt:
+        print("tuner: interrupted before anything was finished", file=sys.stderr)
+        return INTERRUPTED
+    except (CodegenError, TunerError, OSError) as error:
+        if options.debug:
+            raise
+        print(f"tuner: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tuner", description="Finds the fastest valid CUDA kernel for the backward pass of y = Linear(LayerNorm(x)).",
+        allow_abbrev=False)
+    parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
+    parser.add_argument("--executor", choices=EXECUTORS, default="auto",
+                        help="cuda: measure on the GPU; host: predict, validate on the CPU; auto: the GPU if there is one")
+    parser.add_argument("--target", default="sm_90", metavar="ARCH",
+                        help=f"what to predict for without a GPU: {', '.join(TARGETS)} (default sm_90)")
+    parser.add_argument("--dtype", default="float32", help=f"data type of all tensors: {', '.join(DTYPES)}")
+    parser.add_argument("--eps", type=float, default=1e-5, help="eps of the LayerNorm (default 1e-5)")
+    parser.add_argument("--deterministic", action="store_true", help="only kernels whose results are bitwise reproducible")
+    parser.add_argument("--variants", type=_names, metavar="A,B", help=f"only these variants, of {', '.join(VARIANTS)}")
+    parser.add_argument("--wants", type=_names, metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
+    parser.add_argument("--trials", type=int, metavar="N",
+                        help=f"most candidates to try (default {TRIALS}; without a GPU the {SHORTLIST} best predicted)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="begin no candidate after so long")
+    parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>/<shape>-<dtype>)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _tune(options: argparse.Namespace, command: str) -> int:
+    request = Request(
+        Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, options.trials,
+        options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command)
+    request.problem()
+    executor = open_executor(options.executor, options.target)
+    run = TuningRun(request, executor)
+    console, errors = Console(), Console(stderr=True)
+    interrupted = False
+    with Folder(options.out or _default_folder(executor, request), run.info) as folder, ProgressBar(errors) as bar:
+        run.on_record, run.on_event = folder.add, bar.show
+        try:
+            run.execute()
+        except KeyboardInterrupt:
+            interrupted = True
+    result = run.result()
+    written = folder.finish(result, interrupted)
+    _show(console, result, written)
+    if interrupted:
+        print("tuner: interrupted; what was finished is written", file=sys.stderr)
+        return INTERRUPTED
+    if result.winner is None:
+        print(f"tuner: {why_no_winner(result)}", file=sys.stderr)
+        return FAILED
+    return OK
+
+
+def _default_folder(executor: Executor, request: Request) -> Path:
+    """reports/<device>/<shape>-<dtype>, and what else sets the run apart from an ordinary one."""
+    device = getattr(executor, "slug", f"predicted-{executor.limits.arch.removesuffix('a')}")
+    parts = [request.shape.slug, request.dtype]
+    if request.deterministic:
+        parts.append("deterministic")
+    if request.wants is not None and request.wants != ALL_GRADIENTS:
+        parts += [name for name in GRADIENTS if name in request.wants]
+    return reports_folder() / device / "-".join(parts)
+
+
+def _show(console: Console, result: TuneResult, written: Sequence[Path]) -> None:
+    winner = result.winner
+    if winner is not None:
+        console.print(best_table(result))
+        console.print(error_table(result, winner))
+        console.print(f"winner: {winner.config}", markup=False, soft_wrap=True)
+        console.print(f"{time_text(winner)}; the floor is {result.floor_us:.2f} us, {share_of_floor(result, winner):.0%} of that")
+    console.print("written: " + ", ".join(str(path) for path in written), markup=False, soft_wrap=True)

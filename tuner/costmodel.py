@@ -1,0 +1,183 @@
+"""Predicted times for GPUs that are not at hand, and the floors no kernel can go below.
+
+A prediction is the sum over a plan's steps, in microseconds. A launch takes
+
+    launch + longest + OVERLAP * others,    the longest and the others of latency, issue, shared, l2, memory and atomics
+
+launch   an empty kernel replayed from a graph; a fill takes one for each of its tensors. Limits.launch_us.
+latency  a block's serial chain, times the rounds in which the blocks of one SM follow each other. Latencies: tuner/work.py.
+         How many blocks are resident at a time follows from registers (nvcc's report where there is one, else an estimate),
+         shared memory, threads and block slots: codegen/limits.py.
+issue    the warp instructions of the busiest SM, four a cycle, which are 128 FMA; fewer blocks than SMs, or fewer than four
+         warps on an SM, show here. Four schedulers an SM: "Compute Capability 9.0" in the CUDA C++ Programming Guide.
+shared   passes through the 128-byte port of L1 and shared memory on the busiest SM, one a cycle. The same guide.
+l2       bytes between all SMs and L2, re-reads of w and partial sums among them. L2_TBPS.
+memory   bytes of the tensors and the workspace that L2 cannot keep between calls. Limits.copy_tbps, Limits.l2_bytes.
+atomics  additions of all blocks, and those that meet at one address in turn. ATOMICS_PER_CYCLE, ATOMIC_TURN.
+
+It ranks configs; it is no measurement, and whoever shows its numbers calls them predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from codegen.config import Config
+from codegen.limits import Limits
+from codegen.plan import Fill, Launch, Plan
+from codegen.problem import Problem
+from codegen.space import variant_of
+from codegen.variants import constants
+from tuner.executors import Resources
+from tuner.work import Setting, Work, work
+
+L2_TBPS = 5.5
+"""Bytes between L2 and all SMs, TB/s: the lower end of what chipsandcheese.com read on an H100 ("Nvidia's H100: Funny L2, and
+Tons of Bandwidth", 2023)."""
+
+ATOMICS_PER_CYCLE = 64.0
+"""float32 additions to different addresses that L2 takes in one cycle. An assumption: one in each of 64 slices."""
+
+ATOMIC_TURN = 2.0
+"""Cycles between additions to one address that come from different SMs. An assumption."""
+
+OVERLAP = 0.1
+"""The part of the shorter terms that the longest does not hide. An assumption; it decides between configs whose longest terms are
+equal."""
+
+PLAUSIBLE = 0.5
+"""A measured time below this share of the physical minimum is a fault of the measurement: room for rates that are a little
+better than the ones written down, and for none that are twice as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Predicted time of one step.
+
+    Attributes:
+        name: the kernel, or "fill".
+        time_us: microseconds, the launch included.
+        limited_by: the term that decides: launch, latency, issue, shared, l2, memory or atomics.
+        blocks_per_sm: resident blocks; 0 for fills.
+    """
+
+    name: str
+    time_us: float
+    limited_by: str
+    blocks_per_sm: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted time of one call.
+
+    Attributes:
+        steps: in plan order.
+        estimated: whether the registers are an estimate and not the compiler's.
+    """
+
+    steps: tuple[StepCost, ...]
+    estimated: bool
+
+    @property
+    def time_us(self) -> float:
+        """Microseconds of the whole call."""
+        return sum(step.time_us for step in self.steps)
+
+
+def predict(problem: Problem, config: Config, limits: Limits, resources: Mapping[str, Resources] | None = None) -> Prediction:
+    """The predicted time of a config at the problem's row count.
+
+    Args:
+        problem: sizes, rows and wanted gradients.
+        config: any config whose variant exists.
+        limits: the GPU.
+        resources: the device compiler's report by kernel; None, or a kernel missing there: estimates.
+    """
+    params = config.as_dict()
+    variant = variant_of(config.variant)
+    plan = variant.plan(problem, params)
+    named = constants(problem, variant, params)
+    reported = resources or {}
+    steps: list[StepCost] = []
+    for step in plan.steps:
+        if isinstance(step, Fill):
+            steps.append(_fill(problem, step, limits))
+        elif blocks := step.grid.evaluate(problem.rows, limits.sms):
+            splits = max(1, plan.splits.evaluate(problem.rows, limits.sms))
+            cache = max(16 << 10, limits.shared_per_sm - step.shared_bytes)
+            setting = Setting(problem, named, str(params["reduction"]), blocks, step.block, splits, cache)
+            done = work(step.kernel, setting)
+            registers = reported[step.kernel].registers if step.kernel in reported else done.registers
+            memory = _uncached_bytes(problem, plan, limits) / len(plan.launches)
+            steps.append(_launch(step, blocks, done, registers, memory, limits))
+    names = {launch.kernel for launch in plan.launches}
+    return Prediction(tuple(steps), not names <= reported.keys() or any(entry.estimated for entry in reported.values()))
+
+
+def resident_blocks(threads: int, registers: int, shared_bytes: int, limits: Limits) -> int:
+    """Blocks of a kernel that one SM holds at a time, at least 1.
+
+    Registers are given out by warps in units of 256, shared memory in units of 128 bytes plus what the driver keeps
+    ("Occupancy" in the CUDA C++ Best Practices Guide).
+    """
+    warps = -(-threads // 32)
+    warp_registers = -(-min(registers, 255) * 32 // 256) * 256
+    shared = -(-shared_bytes // 128) * 128 + limits.reserved_shared
+    return max(1, min(limits.max_blocks_per_sm, limits.max_threads_per_sm // (warps * 32),
+                      limits.registers_per_sm // (warps * warp_registers), limits.shared_per_sm // shared))
+
+
+def tensor_bytes(problem: Problem) -> int:
+    """Bytes that every call must move at least: each input read once, each wanted gradient written once."""
+    rows, hidden, out = problem.rows, problem.hidden, problem.out
+    sizes = {"dx": rows * hidden, "dgamma": hidden, "dbeta": hidden, "dw": hidden * out, "db": out}
+    read = rows * (hidden + out) + 2 * hidden + hidden * out
+    return 4 * (read + sum(sizes[name] for name in problem.wants))
+
+
+def floor_us(problem: Problem, limits: Limits) -> float:
+    """What no kernel is expected to beat, microseconds: one launch, or the tensors at copy bandwidth, whichever is longer."""
+    return max(limits.launch_us, tensor_bytes(problem) / (limits.copy_tbps * 1e6))
+
+
+def plausible_us(problem: Problem, limits: Limits) -> float:
+    """A measured time below this, microseconds, is not believed.
+
+    Calls repeated on the same data find what the L2 keeps there, so only the bytes beyond its size count.
+    """
+    uncached = max(0, tensor_bytes(problem) - limits.l2_bytes)
+    return PLAUSIBLE * max(limits.launch_us, uncached / (limits.copy_tbps * 1e6))
+
+
+def _uncached_bytes(problem: Problem, plan: Plan, limits: Limits) -> float:
+    """Bytes of all tensors and the workspace that come from device memory: the share of them that the L2 cannot hold."""
+    total = tensor_bytes(problem) + 2 * plan.workspace_bytes(problem.rows, limits.sms)
+    return max(0.0, total - limits.l2_bytes)
+
+
+def _fill(problem: Problem, fill: Fill, limits: Limits) -> StepCost:
+    hidden, out = problem.hidden, problem.out
+    sizes = {"dx": problem.rows * hidden, "dgamma": hidden, "dbeta": hidden, "dw": hidden * out, "db": out}
+    moved = 4 * sum(sizes.get(name, 0) for name in fill.names)
+    return StepCost("fill", len(fill.names) * limits.launch_us + moved / (L2_TBPS * 1e6), "launch")
+
+
+def _launch(step: Launch, blocks: int, done: Work, registers: int, memory_bytes: float, limits: Limits) -> StepCost:
+    resident = resident_blocks(step.block, registers, step.shared_bytes, limits)
+    busiest = -(-blocks // limits.sms)
+    warps = -(-step.block // 32)
+    cycle_us = 1e-3 / limits.clock_ghz
+    schedulers = min(4, warps * min(resident, busiest))
+    terms = {
+        "latency": -(-busiest // resident) * done.chain * cycle_us,
+        "issue": busiest * done.instructions / schedulers * cycle_us,
+        "shared": busiest * done.wavefronts * cycle_us,
+        "l2": done.l2_bytes / (L2_TBPS * 1e6),
+        "memory": memory_bytes / (limits.copy_tbps * 1e6),
+        "atomics": max(done.atomics / ATOMICS_PER_CYCLE, done.meetings * ATOMIC_TURN) * cycle_us,
+    }
+    name, longest = max(terms.items(), key=lambda term: term[1])
+    hidden = sum(terms.values()) - longest
+    return StepCost(step.kernel, limits.launch_us + longest + OVERLAP * hidden, name, resident)

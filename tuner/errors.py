@@ -1,0 +1,29 @@
+"""What can go wrong while kernels are compiled, run and chosen; each message says what to do."""
+
+
+class TunerError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class InputError(TunerError, ValueError):
+    """Arrays or arguments that do not describe one LayerNorm+Linear backward pass."""
+
+
+class InputTypeError(TunerError, TypeError):
+    """An argument of a type that is not supported; it is never reinterpreted."""
+
+
+class ToolchainError(TunerError):
+    """A compiler or library this machine needs is not there, or does not know the target."""
+
+
+class CompileError(TunerError):
+    """The compiler refused a kernel; the message holds its first error."""
+
+
+class LaunchError(TunerError):
+    """A kernel could not be launched, or broke a rule while it ran."""
+
+
+class NoValidKernel(TunerError):
+    """Every candidate was rejected; the message gives the most common reason."""

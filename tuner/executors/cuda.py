@@ -1,0 +1,238 @@
+"""The CUDA executor: rendered sources compiled by nvcc, run and timed on the GPU of this machine through PyCUDA."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from codegen.limits import Limits
+from codegen.params import pack
+from codegen.plan import Fill, Launch
+from codegen.problem import GRADIENTS
+from codegen.render import Source
+from tuner.errors import LaunchError
+from tuner.executors import Timing
+from tuner.executors.cuda_context import Gpu, Module, open_gpu
+from tuner.executors.cuda_graph import Stopwatch
+from tuner.executors.cuda_limits import architecture, known, read_limits, slug
+from tuner.executors.cuda_memory import Memory, Placed
+from tuner.inputs import Gradients, Inputs, gradient_shapes
+from tuner.store import Store
+from tuner.toolchain import Binary, find_nvcc
+
+MAX_GRID = 2**31 - 1
+"""Largest grid.x; "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide."""
+
+_EMPTY_KERNEL = 'extern "C" __global__ void empty(int) {}\n'
+_COPY_BYTES = 2 << 30  # many times any L2 cache
+
+
+class CudaExecutor:
+    """Compiles sources for one GPU of this machine. Thread-safe; the GPU does one thing at a time.
+
+    Attributes:
+        name: "cuda".
+        device: the driver's name of the GPU: "NVIDIA H200".
+        slug: the same as a folder name: "h200".
+        limits: read from the device.
+        rates: where `limits.copy_tbps` and `limits.launch_us` are from: "table" where the table of targets has this very GPU,
+            else "measured" when the executor was made.
+
+    Args:
+        device_index: which GPU, from 0.
+        store: where compiled kernels are kept; None: the default store.
+
+    Raises:
+        ToolchainError: there is no such GPU, no PyCUDA or no nvcc, or nvcc does not know the GPU.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device_index: int = 0, store: Store | None = None) -> None:
+        self._gpu = open_gpu(device_index)
+        self._arch = architecture(self._gpu.compute_capability)
+        self._nvcc = find_nvcc(self._arch)
+        self._store = Store() if store is None else store
+        self._memory = Memory(self._gpu)
+        self._stopwatch = Stopwatch(self._gpu)
+        self.device = self._gpu.name
+        self.slug = slug(self.device)
+        table = known(self.device, self._gpu.compute_capability, self._gpu.attribute("MULTIPROCESSOR_COUNT"))
+        self.rates: Literal["table", "measured"] = "measured" if table is None else "table"
+        self.limits: Limits = read_limits(
+            self.device, self._gpu.compute_capability, self._gpu.attribute,
+            copy_tbps=self.measure_copy_tbps() if table is None else table.copy_tbps,
+            launch_us=self.measure_launch_us() if table is None else table.launch_us)
+
+    def compile(self, source: Source) -> CudaProgram:
+        """As Executor.compile. The GPU is not touched; what it refuses to load is a LaunchError of the first run."""
+        binary = self._nvcc.compile(source.text, self._arch, self._store)
+        return CudaProgram(source, binary, self._gpu, self._memory, self._stopwatch, self.limits)
+
+    def close(self) -> None:
+        """Gives back the GPU memory that calls left behind. The executor stays usable."""
+        if self._gpu.alive:
+            with self._gpu.active():
+                self._memory.free()
+
+    def measure_launch_us(self) -> float:
+        """Time of an empty kernel, one of many replayed from a graph, in microseconds.
+
+        Raises:
+            CompileError, ToolchainError, LaunchError: as compile and run.
+        """
+        binary = self._nvcc.compile(_EMPTY_KERNEL, self._arch, self._store)
+        with self._gpu.active():
+            module = Module(self._gpu, binary.cubin.read_bytes(), {"empty": 0})
+            launch = functools.partial(module.launch, "empty", grid=1, block=32, shared_bytes=0, params=bytes(4))
+            return self._stopwatch.time(launch, samples=50, budget_s=0.1).median
+
+    def measure_copy_tbps(self) -> float:
+        """Rate of a large copy on the device, bytes read plus bytes written, in TB/s.
+
+        Raises:
+            LaunchError: the GPU has not enough memory, or fails.
+        """
+        driver = self._gpu.driver
+        size = min(_COPY_BYTES, self._gpu.memory_bytes // 8)
+        with self._gpu.active():
+            source, destination = driver.mem_alloc(size), driver.mem_alloc(size)
+            try:
+                driver.memset_d32_async(source, 0x3F9D70A4, size // 4, self._gpu.stream)
+                copy = functools.partial(driver.memcpy_dtod_async, destination, source, size, self._gpu.stream)
+                microseconds = min(self._stopwatch.measure(copy, 10))  # in a graph, copies run at two thirds of the rate
+            finally:
+                source.free()
+                destination.free()
+        return 2e-6 * size / microseconds
+
+
+class CudaProgram:
+    """A compiled source, ready to run on any row count; loaded at its first run.
+
+    Attributes:
+        resources: what nvcc says each kernel uses.
+    """
+
+    def __init__(self, source: Source, binary: Binary, gpu: Gpu, memory: Memory, stopwatch: Stopwatch, limits: Limits) -> None:
+        self.resources = binary.resources(source.plan)
+        self._source = source
+        self._cubin: Path = binary.cubin
+        self._gpu = gpu
+        self._memory = memory
+        self._stopwatch = stopwatch
+        self._limits = limits
+        self._module: Module | None = None
+        self._loading = threading.Lock()
+
+    def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan) -> Gradients:
+        """One call. Gradients that are not in `wants` are None.
+
+        Args:
+            prefill: what outputs and workspace hold before the call.
+
+        Raises:
+            LaunchError: a launch failed or is beyond the device, or the kernel wrote outside its outputs or into its inputs.
+        """
+        word = int(np.float32(prefill).view(np.uint32))
+        with self._gpu.active():
+            call = self._prepare(inputs, wants)
+            for placed in (call.outputs, call.workspace):
+                for name in placed.layout.spans:
+                    placed.fill(name, word)
+            call.enqueue()
+            image, workspace_zones = call.outputs.fetch(), call.workspace.fetch_zones()
+            self._gpu.stream.synchronize()
+            fault = call.outputs.damage(call.outputs.zones_of(image)) or call.workspace.damage(workspace_zones)
+            if fault is not None:
+                raise LaunchError(f"the kernel {fault}")
+            self._memory.check_inputs(inputs, call.inputs)
+        shapes = gradient_shapes(inputs.rows, inputs.hidden, inputs.out)
+        spans = call.outputs.layout.spans
+        return Gradients(**{
+            name: image[slice(*span)].view(np.float32).reshape(shapes[name]) for name, span in spans.items()})
+
+    def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2) -> Timing:
+        """Times of one call on these inputs, replayed from a graph, warm: all fills and launches of the plan.
+
+        Args:
+            samples: how many, if they fit into the budget.
+            budget_s: about how long the GPU may take; a call that takes longer still gives one sample.
+
+        Raises:
+            LaunchError: the call cannot be captured or fails.
+        """
+        with self._gpu.active():
+            return self._stopwatch.time(self._prepare(inputs, wants).enqueue, samples, budget_s)
+
+    def _prepare(self, inputs: Inputs, wants: frozenset[str]) -> _Call:
+        """Everything a call needs on the device; inside `Gpu.active`."""
+        problem, plan = self._source.problem, self._source.plan
+        if (inputs.hidden, inputs.out) != (problem.hidden, problem.out):
+            raise LaunchError(f"the kernel is for hidden={problem.hidden} and out={problem.out}, "
+                              f"not for {inputs.hidden} and {inputs.out}")
+        if missing := sorted(wants - problem.wants):
+            raise LaunchError(f"the kernel computes {problem.wants_key} only, not {missing[0]}")
+        rows, sms = inputs.rows, self._limits.sms
+        grids = tuple(step.grid.evaluate(rows, sms) if isinstance(step, Launch) else 0 for step in plan.steps)
+        for launch in plan.launches:
+            self._check(launch, launch.grid.evaluate(rows, sms))
+        sizes = {name: math.prod(shape) for name, shape in gradient_shapes(rows, inputs.hidden, inputs.out).items()}
+        placed = self._memory.place(
+            inputs, {name: sizes[name] for name in GRADIENTS if name in wants},
+            {buffer.name: buffer.size.evaluate(rows, sms) for buffer in plan.workspace})
+        values: dict[str, int | float] = {"rows": rows, "eps": inputs.eps, "splits": plan.splits.evaluate(rows, sms)}
+        for tensors in placed:
+            values |= tensors.addresses
+        return _Call(*placed, self._loaded(), tuple(zip(plan.steps, grids, strict=True)), pack(plan, values))
+
+    def _check(self, launch: Launch, grid: int) -> None:
+        limits = self._limits
+        for what, asked, allowed in (
+                ("a grid of {} blocks", grid, MAX_GRID), ("blocks of {} threads", launch.block, limits.max_threads),
+                ("{} bytes of shared memory a block", launch.shared_bytes, limits.shared_per_block)):
+            if asked > allowed:
+                raise LaunchError(f"{launch.kernel} asks for {what.format(asked)}; {limits.name} allows {allowed}")
+
+    def _loaded(self) -> Module:
+        with self._loading:
+            if self._module is None:
+                shared: dict[str, int] = {}
+                for launch in self._source.plan.launches:
+                    shared[launch.kernel] = max(launch.shared_bytes, shared.get(launch.kernel, 0))
+                self._module = Module(self._gpu, self._cubin.read_bytes(), shared)
+            return self._module
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Call:
+    """One call on tensors in place. `enqueue` may be repeated, and captured."""
+
+    inputs: Placed
+    outputs: Placed
+    workspace: Placed
+    module: Module
+    steps: tuple[tuple[Fill | Launch, int], ...]
+    params: bytes
+
+    def enqueue(self) -> None:
+        """Puts the plan's steps on the stream."""
+        for step, grid in self.steps:
+            if isinstance(step, Launch):
+                if grid > 0:
+                    self.module.launch(step.kernel, grid=grid, block=step.block, shared_bytes=step.shared_bytes,
+                                       params=self.params)
+                continue
+            for name in step.names:
+                self._zero(name)
+
+    def _zero(self, name: str) -> None:
+        for placed in (self.outputs, self.workspace):
+            if name in placed.layout.spans:
+                placed.fill(name, 0)

@@ -1,0 +1,139 @@
+// Runs the blocks of a launch, one after the other, each as one fiber a thread.
+#pragma once
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <vector>
+
+#include "cuda_on_host/fiber.h"
+#include "cuda_on_host/memory.h"
+#include "cuda_on_host/order.h"
+#include "cuda_on_host/runtime.h"
+
+namespace cuda_on_host {
+
+constexpr unsigned kWarp = 32;
+constexpr unsigned kMaxThreads = 1024;
+
+// What to run. `entry` calls the kernel on one thread.
+struct Work {
+  const char* kernel;
+  void (*entry)(const void*);
+  const void* params;
+  int64_t grid;
+  unsigned block;
+  Order order;
+  const Memory* memory;
+  Buffer* shared;
+};
+
+// The stacks and the scheduler of one OS thread at a time. Blocks do not run at once, so one machine serves a whole launch.
+class Machine {
+ public:
+  Machine();
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  // Runs all blocks. Returns null, or the sentence that says which law the kernel broke.
+  const char* run(const Work& work);
+
+  // The stack signal handlers run on.
+  void* signal_stack() { return signal_stack_.begin(); }
+  static constexpr size_t kSignalStackBytes = 64 << 10;
+
+  // The machine whose kernel is running on this OS thread, or null.
+  static Machine* running();
+
+  // Called by the running thread of the kernel, from its fiber.
+  void barrier(int line);
+  uint64_t collective(const Request& request);
+
+  void start_copy(float* to, const float* from, unsigned count, int line);
+  void finish_copies();
+
+  // Ends the launch: leaves the running fiber for good. The message follows "kernel k, block b, thread t: ".
+  [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
+  // The same from a signal handler, for a signal that the running fiber caused.
+  [[noreturn]] void fault(int signal, const siginfo_t& info, const void* context);
+
+  // "element 7 of dw", or the address as a number; valid until the next call.
+  const char* place(uintptr_t address);
+
+ private:
+  // A stack and where it was left. A fiber runs threads from their start to their end, one after the other.
+  struct Fiber {
+    Context context;
+  };
+
+  // The device allows a thread 512 KiB of local memory; kernels that come near it would be useless. Touched pages alone cost.
+  static constexpr size_t kStackBytes = 256 << 10;
+  // Below each stack, and one page more, so that stacks do not lie a power of two apart. Compilers touch a large frame at least
+  // every 64 KiB, the largest step among them (gcc on aarch64), so none steps over it.
+  static constexpr size_t kStackFence = 64 << 10;
+
+  struct Copy {
+    float* to;
+    const float* from;
+    size_t bytes;
+  };
+
+  struct Thread {
+    unsigned index;
+    Fiber* fiber;
+    Request waits;             // call none: not waiting
+    uint64_t result;           // of the collective call it waited in
+    std::vector<Copy> copies;  // started and not yet ended
+  };
+
+  struct Warp {
+    unsigned present;  // lanes the block has
+    unsigned exited;   // of these, lanes that left the kernel
+    unsigned waiting;  // lanes in a collective call
+  };
+
+  void run_block(uint64_t index);
+  void fiber_loop(Fiber& fiber);
+  static void enter_fiber();
+  Fiber& idle_fiber();
+  bool start_next(Fiber& fiber);
+  void leave_kernel();
+  void suspend();
+  void resume_next(Fiber& fiber);
+  void become(Thread& thread);
+  void release(Thread& thread);
+  void complete(Warp& warp, unsigned first, unsigned mask);
+  unsigned source_lane(const Request& request, unsigned lane, unsigned mask);
+  [[noreturn]] void fail_deadlocked();
+  const Buffer* buffer_at(uintptr_t address) const;
+
+  const size_t stack_stride_;  // bytes from one stack to the next: a fence that cannot be touched, and the stack above it
+  Pages stacks_;
+  Pages signal_stack_;
+  unsigned fences_ = 0;  // stacks whose fence is in place
+  sigjmp_buf escape_;
+  char message_[512] = "";
+  char place_[128] = "";
+
+  Work work_;
+  Thread* self_ = nullptr;
+  Context main_;
+  unsigned fibers_used_ = 0;  // fibers prepared since the launch began
+  Fiber* entering_ = nullptr;
+
+  Walk unstarted_;
+  unsigned exited_ = 0;
+  unsigned last_exited_ = 0;
+  unsigned at_barrier_ = 0;
+  int barrier_line_ = 0;
+  unsigned first_at_barrier_ = 0;
+  std::vector<Thread*> ready_;  // a stack: the last one runs next
+  std::vector<Fiber*> idle_;
+  Warp warps_[kMaxThreads / kWarp];
+  Thread threads_[kMaxThreads];
+  Fiber fibers_[kMaxThreads];
+};
+
+}  // namespace cuda_on_host

@@ -1,0 +1,125 @@
+"""The host executor: rendered sources run on the CPU, under laws stricter than a GPU's. It is for truth, not for speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from codegen.limits import Limits
+from codegen.params import INPUTS, pack
+from codegen.plan import Fill, Launch
+from codegen.problem import GRADIENTS
+from codegen.render import Source
+from tuner.errors import LaunchError
+from tuner.executors import Resources
+from tuner.executors.host_runtime import Kernels, Layout, Memory, Runtime
+from tuner.executors.host_toolchain import Compiler, build_kernels, build_runtime, find_compiler
+from tuner.inputs import Array32, Gradients, Inputs, gradient_shapes
+from tuner.store import Store
+
+
+class HostExecutor:
+    """Compiles sources with the C++ compiler of this machine and runs them on fibers.
+
+    Attributes:
+        name: "host".
+        device: "host (g++ 12.2)".
+        limits: of the GPU the sources are meant for; launches beyond them fail as they would there.
+
+    Args:
+        target: those limits.
+        store: where compiled kernels are kept.
+        compiler: None: $CXX, or the first that is found.
+
+    Raises:
+        ToolchainError: there is no C++ compiler, or the store cannot be written.
+        CompileError: the compiler refuses the runtime itself.
+    """
+
+    name = "host"
+
+    def __init__(self, target: Limits, store: Store, compiler: Compiler | None = None) -> None:
+        self.limits = target
+        self._store = store
+        self._compiler = find_compiler() if compiler is None else compiler
+        self.device = f"host ({self._compiler.label})"
+        self._files = build_runtime(self._compiler, store)
+        self._runtime = Runtime(self._files.library)
+
+    def load(self, text: str, kernels: Sequence[str]) -> Kernels:
+        """Compiles any CUDA source of the form that `build_kernels` describes. Thread-safe.
+
+        Raises:
+            CompileError: the compiler refused the source.
+            ToolchainError: the compiler cannot be started, or the store cannot be written.
+        """
+        library = build_kernels(self._compiler, self._store, self._files, text, kernels, fma=self._runtime.has_fma)
+        return Kernels(self._runtime, library, max_threads=self.limits.max_threads,
+                       max_shared_bytes=self.limits.shared_per_block)
+
+    def compile(self, source: Source) -> HostProgram:
+        """As Executor.compile."""
+        names = dict.fromkeys(launch.kernel for launch in source.plan.launches)
+        return HostProgram(source, self.load(source.text, tuple(names)), self.limits.sms)
+
+
+class HostProgram:
+    """A compiled source. Several threads may run it at once.
+
+    Attributes:
+        resources: empty; the CPU's compiler knows nothing of a GPU's registers.
+    """
+
+    def __init__(self, source: Source, kernels: Kernels, sms: int) -> None:
+        self._plan = source.plan
+        self._kernels = kernels
+        self._sms = sms
+        self.resources: dict[str, Resources] = {}
+
+    def run(self, inputs: Inputs, wants: frozenset[str], *, order: str = "forward", layout: Layout = "end") -> Gradients:
+        """One call on fresh outputs that were filled with NaN. Gradients that are not in `wants` are None.
+
+        Args:
+            order: of blocks and threads: "forward", "reverse" or "shuffled:<seed>". A kernel without races gives the same
+                result in each, but for atomic additions, whose roundings follow the order.
+            layout: which end of every buffer lies against its fence: "end" or "begin". The two together find every access
+                outside of a buffer.
+
+        Raises:
+            LaunchError: a kernel broke a law of cuda_on_host; the message names kernel, block and thread.
+        """
+        rows = inputs.x.shape[0]
+        with self._kernels.memory(layout) as memory:
+            given = {name: array for name in INPUTS if (array := getattr(inputs, name)) is not None}
+            for name, array in given.items():
+                memory.add_input(name, array)
+            for name, shape in gradient_shapes(rows, inputs.hidden, inputs.out).items():
+                if name in wants:
+                    memory.add_output(name, shape)
+            for buffer in self._plan.workspace:
+                memory.add_output(buffer.name, (buffer.size.evaluate(rows, self._sms),))
+            splits = self._plan.splits.evaluate(rows, self._sms)
+            params = pack(self._plan, {**memory.addresses, "rows": rows, "eps": inputs.eps, "splits": splits})
+            for step in self._plan.steps:
+                if isinstance(step, Fill):
+                    for name in step.names:
+                        if name in memory.addresses:
+                            memory.zero(name)
+                else:
+                    self._launch(step, rows, params, memory, order)
+            _check_unchanged(given, memory)
+            return Gradients(**{name: memory.read(name) if name in wants else None for name in GRADIENTS})
+
+    def _launch(self, step: Launch, rows: int, params: bytes, memory: Memory, order: str) -> None:
+        grid = step.grid.evaluate(rows, self._sms)
+        if grid == 0:
+            return
+        self._kernels.launch(step.kernel, grid=grid, block=step.block, params=params, memory=memory,
+                             shared_bytes=step.shared_bytes, order=order)
+
+
+def _check_unchanged(given: dict[str, Array32], memory: Memory) -> None:
+    for name, array in given.items():
+        if not np.array_equal(memory.read(name).view(np.uint32), array.view(np.uint32)):
+            raise LaunchError(f"the input {name} was changed")

@@ -1,0 +1,281 @@
+"""The arrays of one backward pass, and seeded data that can see mistakes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.problem import GRADIENTS
+from tuner.errors import InputError, InputTypeError
+
+Array32 = NDArray[np.float32]
+AnyFloats = NDArray[np.floating[Any]]
+
+
+def as_eps(eps: object) -> float:
+    """The eps of LayerNorm, rounded to float32: what a kernel receives, whatever type the caller holds it in.
+
+    Accepts float, int, NumPy floating and integer scalars, and arrays of those with no dimension.
+
+    Raises:
+        InputTypeError: any other type (bool, str, a longer array).
+        InputError: eps is not positive and finite in float32.
+    """
+    if isinstance(eps, np.ndarray) and eps.ndim == 0:
+        eps = eps[()]
+    if isinstance(eps, bool) or not isinstance(eps, float | int | np.floating | np.integer):
+        raise InputTypeError(f"eps must be a number, not {type(eps).__name__}")
+    try:
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(eps))
+    except OverflowError:  # an int beyond float64
+        rounded = math.inf
+    if not (math.isfinite(rounded) and rounded > 0.0):
+        raise InputError(f"eps must be positive and finite in float32, which {eps} is not")
+    return rounded
+
+
+def _checked(name: str, array: object, ndim: int | None) -> Array32:
+    if not isinstance(array, np.ndarray):
+        raise InputTypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    if array.dtype != np.float32 or not array.dtype.isnative:
+        raise InputTypeError(f"{name} must be float32, not {array.dtype}; convert it with {name}.astype('float32')")
+    if ndim is not None and array.ndim != ndim:
+        raise InputError(f"{name} must have {ndim} dimension{'s' * (ndim > 1)}, not the shape {array.shape}")
+    return array
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Inputs:
+    """What the backward pass of `y = Linear(LayerNorm(x))` reads. All arrays are float32 and C-contiguous.
+
+    `Inputs.from_arrays` takes arrays of any layout and any leading dimensions.
+
+    Attributes:
+        dy: incoming gradient [M, O].
+        x: input of the LayerNorm [M, H].
+        gamma: scale [H]; None stands for ones.
+        beta: shift [H]; None stands for zeros.
+        w: weight of the Linear [O, H].
+        eps: added to the variance; rounded to float32 (see as_eps).
+
+    Raises:
+        InputTypeError: an argument is of another type or data type.
+        InputError: shapes do not agree, H or O is zero, an array is not C-contiguous, or eps is not positive.
+    """
+
+    dy: Array32
+    x: Array32
+    gamma: Array32 | None
+    beta: Array32 | None
+    w: Array32
+    eps: float
+
+    def __post_init__(self) -> None:
+        for name, ndim in (("dy", 2), ("x", 2), ("gamma", 1), ("beta", 1), ("w", 2)):
+            array = getattr(self, name)
+            if array is None and name in ("gamma", "beta"):
+                continue
+            if not _checked(name, array, ndim).flags.c_contiguous:
+                raise InputError(f"{name} must be C-contiguous; Inputs.from_arrays copies other layouts")
+        object.__setattr__(self, "eps", as_eps(self.eps))
+        if self.hidden < 1 or self.out < 1:
+            raise InputError(f"hidden and out must be at least 1, but w has the shape {self.w.shape}")
+        rows, hidden = self.x.shape[0], self.hidden
+        for name, shape in (("x", (rows, hidden)), ("dy", (rows, self.out)), ("gamma", (hidden,)), ("beta", (hidden,))):
+            array = getattr(self, name)
+            if array is not None and array.shape != shape:
+                raise InputError(
+                    f"{name} has the shape {array.shape}, but x {self.x.shape} and w {self.w.shape} ask for {shape}")
+
+    @classmethod
+    def from_arrays(cls, dy: Array32, x: Array32, gamma: Array32 | None, beta: Array32 | None, w: Array32,
+                    eps: float) -> Inputs:
+        """Inputs from arrays of any memory layout, dy [..., O] and x [..., H] with the same leading dimensions.
+
+        What is not C-contiguous (Fortran order, strided, expanded with stride 0) is copied; the rest is shared.
+
+        Raises:
+            InputTypeError, InputError: as for Inputs, and where the leading dimensions of dy and x differ.
+        """
+        for name, array in (("dy", dy), ("x", x)):
+            if _checked(name, array, None).ndim < 1:
+                raise InputError(f"{name} must have at least one dimension")
+        if dy.shape[:-1] != x.shape[:-1]:
+            raise InputError(f"dy {dy.shape} and x {x.shape} differ in their leading dimensions")
+        return cls(_rows(dy), _rows(x), _compact("gamma", gamma), _compact("beta", beta), _c_order("w", w), eps)
+
+    @property
+    def rows(self) -> int:
+        """M, the rows of x and dy."""
+        return int(self.x.shape[0])
+
+    @property
+    def hidden(self) -> int:
+        """H, the columns of x and w."""
+        return int(self.w.shape[1])
+
+    @property
+    def out(self) -> int:
+        """O, the columns of dy and the rows of w."""
+        return int(self.w.shape[0])
+
+    def first(self, rows: int) -> Inputs:
+        """The same pass on the first `rows` rows; the arrays are shared."""
+        return Inputs(self.dy[:rows], self.x[:rows], self.gamma, self.beta, self.w, self.eps)
+
+
+def _c_order(name: str, array: Array32) -> Array32:
+    return np.ascontiguousarray(_checked(name, array, None))
+
+
+def _compact(name: str, array: Array32 | None) -> Array32 | None:
+    return None if array is None else _c_order(name, array)
+
+
+def _rows(array: Array32) -> Array32:
+    return np.ascontiguousarray(array.reshape(math.prod(array.shape[:-1]), array.shape[-1]))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Gradients:
+    """The five outputs dx [M, H], dgamma [H], dbeta [H], dw [O, H], db [O]; None where not wanted."""
+
+    dx: AnyFloats | None = None
+    dgamma: AnyFloats | None = None
+    dbeta: AnyFloats | None = None
+    dw: AnyFloats | None = None
+    db: AnyFloats | None = None
+
+    def present(self) -> dict[str, AnyFloats]:
+        """The gradients that are there, by name, in the order of GRADIENTS."""
+        pairs = ((name, getattr(self, name)) for name in GRADIENTS)
+        return {name: array for name, array in pairs if array is not None}
+
+
+def gradient_shapes(rows: int, hidden: int, out: int) -> dict[str, tuple[int, ...]]:
+    """The shape of each gradient, in the order of GRADIENTS."""
+    return {"dx": (rows, hidden), "dgamma": (hidden,), "dbeta": (hidden,), "dw": (out, hidden), "db": (out,)}
+
+
+def random_inputs(rows: int, hidden: int, out: int, seed: int = 0) -> Inputs:
+    """Well-conditioned random data on which every term of every gradient counts.
+
+    dy is standard normal, gamma in +-[0.5, 2], beta standard normal, and w has the mean 0.3, so that the terms with a mean
+    over h do not vanish. Row means of x scatter around 0.7 and row deviations over [0.5, 2]: neither may be
+    assumed, and no row is flat by chance, as short normal rows now and then are.
+    """
+    rng = np.random.default_rng([seed, 1])
+    gamma = np.exp2(rng.uniform(-1.0, 1.0, hidden)) * rng.choice([-1.0, 1.0], hidden)
+    w = (rng.standard_normal((out, hidden), np.float32) + np.float32(0.3)) / np.float32(math.sqrt(hidden))
+    x = _standardised(rng, rows, hidden)
+    x *= np.exp2(rng.uniform(-1.0, 1.0, (rows, 1))).astype(np.float32)
+    x += rng.normal(0.7, 0.3, (rows, 1)).astype(np.float32)
+    return Inputs(
+        dy=rng.standard_normal((rows, out), np.float32), x=x, gamma=gamma.astype(np.float32),
+        beta=rng.standard_normal(hidden, np.float32), w=w, eps=1e-5)
+
+
+def _standardised(rng: np.random.Generator, rows: int, hidden: int) -> Array32:
+    """Normal rows shifted and scaled to mean 0 and deviation 1 (all zeros where hidden is 1)."""
+    x = rng.standard_normal((rows, hidden), np.float32)
+    x -= x.mean(axis=1, keepdims=True)
+    deviation = x.std(axis=1, keepdims=True)
+    x /= np.where(deviation > 0.0, deviation, 1.0)
+    return x
+
+
+def hard_inputs(rows: int, hidden: int, out: int, seed: int = 0) -> Inputs:
+    """Data on which a careless kernel loses its digits, each kind of row in turn; every value is finite and so is the result.
+
+    Rows of x: ordinary; mean 1e4 at deviation 1 (a one-pass variance cancels); constant; zero; deviation 1e6; deviation
+    1e-4, where eps rules; one outlier of 1e4. Rows of dy: ordinary; over twelve decades; zero. One row of dy
+    is a million times the rest. Every third column of w and of dy is a million times smaller than its neighbours.
+    The periods 7 and 11 and every tile size are coprime, so each kind meets each place in a tile.
+    """
+    rng = np.random.default_rng([seed, 2])
+    base = random_inputs(rows, hidden, out, seed)
+    x, dy, w = base.x.copy(), base.dy.copy(), base.w.copy()
+    normal = _standardised(rng, rows, hidden)
+    x[1::7] = 1e4 + normal[1::7]
+    x[2::7] = rng.standard_normal((len(x[2::7]), 1), np.float32)
+    x[3::7] = 0.0
+    x[4::7] = 1e6 * normal[4::7]
+    x[5::7] = 1e-4 * normal[5::7]
+    x[6::7, rng.integers(hidden)] += 1e4
+    dy[1::11] *= np.float32(10.0) ** rng.uniform(-12.0, 0.0, (len(dy[1::11]), 1)).astype(np.float32)
+    dy[2::11] = 0.0
+    if rows:
+        dy[rows // 2] *= 1e6
+    w[:, 2::3] *= 1e-6
+    dy[:, 2::3] *= 1e-6
+    return Inputs(dy, x, base.gamma, base.beta, w, base.eps)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Repeated:
+    """Many rows made of few: row r is row r mod P of `base` (P rows), its dy multiplied by signs[r] = +-1.
+
+    All gradients are linear in dy, so those of all the rows follow from the base alone: row r of dx is signs[r] times row
+    r mod P of the base's, and the parameter gradients are the base's with row p weighted by `weights[p]`.
+    """
+
+    base: Inputs
+    signs: NDArray[np.int8]
+
+    @property
+    def rows(self) -> int:
+        """M, the rows after repetition."""
+        return len(self.signs)
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """The sum of the signs with which each row of the base occurs [P]."""
+        return self._per_base_row(self.signs.astype(np.float64))
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """How often each row of the base occurs [P]."""
+        return self._per_base_row(np.ones(self.rows))
+
+    def _per_base_row(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        totals = np.zeros(self.base.rows)
+        np.add.at(totals, np.arange(self.rows) % self.base.rows, values)
+        return totals
+
+    def first(self, rows: int) -> Repeated:
+        """The same data cut off after `rows` rows."""
+        return Repeated(self.base.first(min(rows, self.base.rows)), self.signs[:rows])
+
+    def expand(self) -> Inputs:
+        """The data written out, M rows."""
+        base, period = self.base, max(self.base.rows, 1)
+        x = np.resize(base.x, (self.rows, base.hidden))
+        dy = np.resize(base.dy, (self.rows, base.out))
+        for start in range(0, self.rows, period):
+            dy[start:start + period] *= self.signs[start:start + period, None]
+        return Inputs(dy, x, base.gamma, base.beta, base.w, base.eps)
+
+
+def repeated(base: Inputs, rows: int, seed: int = 0) -> Repeated:
+    """`rows` rows out of the base's, each with a random sign, so that long sums keep growing as random sums do."""
+    signs = np.random.default_rng([seed, 4]).integers(0, 2, rows, np.int8) * np.int8(2) - np.int8(1)
+    return Repeated(base if rows >= base.rows else base.first(rows), signs)
+
+
+def periodic_inputs(rows: int, hidden: int, out: int) -> Repeated:
+    """Data given by formulas alone, for programs in any language: it repeats every 55 rows.
+
+    x[r, h] = ((7r + 3h) mod 11) - 5, dy[r, o] = ((r + o) mod 5) - 1, w[o, h] = ((5o + 2h) mod 7) - 2,
+    gamma[h] = ((h mod 3) + 1) / 2, beta[h] = (h mod 4) - 1, eps = 1e-5.
+    """
+    r, h, o = np.arange(min(rows, 55))[:, None], np.arange(hidden), np.arange(out)
+    base = Inputs(
+        dy=((r + o) % 5 - 1).astype(np.float32), x=((7 * r + 3 * h) % 11 - 5).astype(np.float32),
+        gamma=((h % 3 + 1) / 2).astype(np.float32), beta=(h % 4 - 1).astype(np.float32),
+        w=((5 * o[:, None] + 2 * h) % 7 - 2).astype(np.float32), eps=1e-5)
+    return Repeated(base, np.ones(rows, np.int8))

@@ -1,0 +1,72 @@
+"""The best kernels known from earlier tuning runs: their best.json files under the reports folder."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.config import Config
+from codegen.errors import CodegenError
+from codegen.problem import Problem, Shape
+from tuner.errors import InputError
+from tuner.executors import Executor
+from tuner.records import Record, RunInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The winner of one run.
+
+    Attributes:
+        info: what it was found under.
+        shape: what it was tuned for.
+        config: the winner's.
+    """
+
+    info: RunInfo
+    shape: Shape
+    config: Config
+
+
+def reports_folder() -> Path:
+    """Where tuning runs leave their results: $LNL_REPORTS, else `reports` in the current folder."""
+    return Path(os.environ.get("LNL_REPORTS", "reports"))
+
+
+def best_known(problem: Problem, executor: Executor) -> Iterator[Config]:
+    """Winners of runs for the same H, O and data type on this executor's device, those of the nearest row count first.
+
+    They may be refused for this problem all the same (other gradients are wanted, the run's were not deterministic).
+    Files that are no results of this program's version are passed over.
+    """
+    found = [known for path in sorted(reports_folder().glob("*/*/best.json")) if (known := _read(path)) is not None]
+    same = [
+        known for known in found
+        if (known.shape.hidden, known.shape.out, known.info.dtype) == (problem.hidden, problem.out, problem.dtype)
+        and (known.info.executor, known.info.target) == (executor.name, executor.limits.arch)
+        and (executor.name == "host" or known.info.device == executor.device)]
+    same.sort(key=lambda known: abs(math.log(known.shape.rows / problem.rows)))
+    return iter(dict.fromkeys(known.config for known in same))
+
+
+def _read(path: Path) -> Known | None:
+    try:
+        return _parse(path, path.stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(path: Path, changed_ns: int) -> Known | None:
+    """`changed_ns` tells versions of a file apart."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        info = RunInfo.from_json(values["run"])
+        return Known(info, Shape.parse(info.shape), Record.from_json(values["winner"]).config)
+    except (CodegenError, InputError, KeyError, TypeError, ValueError):
+        return None

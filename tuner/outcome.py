@@ -1,0 +1,88 @@
+"""What a tuning run tells while it runs, and what it hands back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from codegen.limits import Limits
+from codegen.problem import Problem
+from tuner.costmodel import floor_us
+from tuner.records import Record, RunInfo, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """How far a run is.
+
+    Attributes:
+        stage: "trying candidates" or "timing the fastest again".
+        done, total: steps of the stage; total is an upper limit.
+        best: the fastest valid candidate so far.
+        rejected: counts by status of the candidates that were rejected.
+    """
+
+    stage: str
+    done: int
+    total: int
+    best: Record | None
+    rejected: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """What a run found.
+
+    Attributes:
+        info: what it was made under.
+        problem: what the kernels compute.
+        limits: the GPU.
+        records: one per candidate, in the order in which they were tried; those not run come last.
+        winner: the fastest valid one; None where there is none.
+    """
+
+    info: RunInfo
+    problem: Problem
+    limits: Limits
+    records: tuple[Record, ...]
+    winner: Record | None
+
+    @property
+    def floor_us(self) -> float:
+        """What no kernel is expected to beat: the tensors at copy bandwidth, or one launch."""
+        return floor_us(self.problem, self.limits)
+
+    def best_by_variant(self) -> dict[str, Record]:
+        """The fastest valid record of each variant that has one, fastest first."""
+        best: dict[str, Record] = {}
+        for record in sorted(self.valid(), key=lambda record: record.best_us):
+            best.setdefault(record.config.variant, record)
+        return best
+
+    def valid(self) -> list[Record]:
+        """The records that may win."""
+        return [record for record in self.records if record.status is Status.OK]
+
+    def rejections(self) -> Counter[str]:
+        """How many candidates had each status other than OK and NOT_RUN."""
+        return rejections(self.records)
+
+
+def rejections(records: Iterable[Record]) -> Counter[str]:
+    """Counts by status of the candidates that were tried and rejected."""
+    kept = (Status.OK, Status.NOT_RUN)
+    return Counter(record.status.value for record in records if record.status not in kept)
+
+
+def why_no_winner(result: TuneResult) -> str:
+    """The sentence for a run without a valid candidate."""
+    rejected = [record for record in result.records if record.status not in (Status.OK, Status.NOT_RUN)]
+    if rejected:
+        status, count = result.rejections().most_common(1)[0]
+        reason = next(record.reason for record in rejected if record.status.value == status)
+        return f"no valid kernel: {count} of {len(rejected)} candidates were rejected for a {status}, the first since: {reason}"
+    if result.info.valid == 0:
+        reason = next(iter(result.info.refused), "there are none")
+        return f"no valid kernel: none of {result.info.combinations} configs can run this shape; the commonest reason: {reason}"
+    return "no candidate was finished in time; allow more with --timeout"

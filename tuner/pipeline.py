@@ -1,0 +1,73 @@
+"""Candidates in flight: compiled ahead by a pool of threads, judged one by one in the order in which they were chosen."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from codegen.config import Config
+from tuner.evaluate import Compiled, Evaluator
+from tuner.records import Record, Status
+from tuner.strategy import Strategy
+
+MOST_WORKERS = 32
+
+
+def workers() -> int:
+    """Compilers to run at once: one per CPU this process may use."""
+    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+
+
+@contextmanager
+def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that, on leaving early, drops what has not begun, so that an interrupt does not wait for all of it."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def try_in_turn(strategy: Strategy, evaluator: Evaluator, out_of_time: Callable[[], bool],
+                on_record: Callable[[Record], None]) -> None:
+    """Tries what the strategy chooses until it ends or time is up.
+
+    While one candidate is judged, the next ones compile. They are judged and told in the order in which they were asked for,
+    not in the order in which they were compiled: the same times give the same search.
+
+    Raises:
+        ToolchainError: there is no compiler for the executor.
+    """
+    flying: deque[tuple[Config, Future[Compiled]]] = deque()
+    with thread_pool(workers()) as pool:
+        while not out_of_time():
+            for config in strategy.ask(workers() + 1 - len(flying)):
+                flying.append((config, pool.submit(evaluator.compile, config)))
+            if not flying:
+                return
+            config, compiled = flying.popleft()
+            record = evaluator.judge(compiled.result())
+            on_record(record)
+            strategy.tell(config, record.time_us if record.status is Status.OK else None)
+
+
+def try_all(configs: list[Config], evaluator: Evaluator, out_of_time: Callable[[], bool]) -> Iterator[Record]:
+    """The records of the configs, in their order, for executors that do not time: each thread compiles and judges.
+
+    What has not begun when time is up comes without a record. An interrupt keeps what was yielded.
+
+    Raises:
+        ToolchainError: there is no compiler for the executor.
+    """
+
+    def one(config: Config) -> Record | None:
+        return None if out_of_time() else evaluator.judge(evaluator.compile(config))
+
+    with thread_pool(workers()) as pool:
+        for future in [pool.submit(one, config) for config in configs]:
+            record = future.result()
+            if record is not None:
+                yield record

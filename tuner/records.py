@@ -1,0 +1,237 @@
+"""What a tuning run leaves behind: one record per candidate, in JSON Lines, and the facts the run was made under."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO
+
+from codegen.config import Config
+from codegen.space import parse_config
+from tuner.errors import InputError
+from tuner.executors import Resources
+from tuner.validate import GradientError
+
+SCHEMA = 1
+"""Version of trials.jsonl and best.json. It rises whenever a field changes its meaning or goes."""
+
+
+class Status(StrEnum):
+    """What became of a candidate."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    COMPILE_ERROR = "compile error"
+    LAUNCH_ERROR = "launch error"
+    WRONG = "wrong result"
+    IMPLAUSIBLE = "implausible time"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One candidate.
+
+    Attributes:
+        config: what was tried.
+        status: what became of it. Only OK may win.
+        reason: why not, as a clause; None where it is OK.
+        time_us: microseconds of one call; None where there is no time.
+        measured: whether time_us was measured; otherwise it is predicted by the cost model.
+        final_us: the time from the interleaved re-timing of the fastest; None for the others.
+        errors: by wanted gradient.
+        rows: the row counts at which it was validated.
+        resources: what the device compiler reported, by kernel.
+    """
+
+    config: Config
+    status: Status
+    reason: str | None = None
+    time_us: float | None = None
+    measured: bool = False
+    final_us: float | None = None
+    errors: Mapping[str, GradientError] = field(default_factory=dict)
+    rows: tuple[int, ...] = ()
+    resources: Mapping[str, Resources] = field(default_factory=dict)
+
+    @property
+    def best_us(self) -> float:
+        """The time it is ranked by: the final one where there is one; infinite where there is none."""
+        times = [time for time in (self.final_us, self.time_us) if time is not None]
+        return times[0] if times else float("inf")
+
+    @property
+    def time_kind(self) -> str:
+        """What to call its time wherever it is shown."""
+        return "measured" if self.measured else "predicted"
+
+    @property
+    def worst_bound_ratio(self) -> float:
+        """The largest error of any gradient in multiples of its bound; 0 where none was measured."""
+        return max((error.bound_ratio for error in self.errors.values()), default=0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as JSON values; `from_json` reads it back."""
+        time = {"us": self.time_us, "kind": self.time_kind, "final_us": self.final_us}
+        return {
+            "config": str(self.config), "status": self.status.value, "reason": self.reason,
+            "time": time if self.time_us is not None else None,
+            "errors": {
+                name: {"normwise": _finite(error.normwise), "bound_ratio": _finite(error.bound_ratio)}
+                for name, error in self.errors.items()},
+            "rows": list(self.rows),
+            "resources": {kernel: asdict(entry) for kernel, entry in self.resources.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Record:
+        """Reads `as_json` back.
+
+        Raises:
+            KeyError, TypeError, ValueError: the values have another form.
+        """
+        time = values["time"] or {}
+        return cls(
+            parse_config(values["config"]), Status(values["status"]), values["reason"], time.get("us"),
+            time.get("kind") == "measured", time.get("final_us"),
+            {name: GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
+             for name, error in values["errors"].items()},
+            tuple(values["rows"]),
+            {kernel: Resources(**entry) for kernel, entry in values["resources"].items()})
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The first line of trials.jsonl: what the records below it were made under.
+
+    Attributes:
+        shape: "B,S,H,O".
+        dtype: data type of all tensors.
+        wants: the gradients computed, "dx,dgamma,...".
+        deterministic: whether only bitwise reproducible kernels were admitted.
+        eps: of the LayerNorm; an argument of every kernel, which nothing depends on but the data of the timing.
+        accuracy: the accuracy class.
+        executor: "cuda" or "host".
+        device: the GPU, or the compiler of the host.
+        target: the architecture the kernels are for.
+        seed: of the data and the search.
+        trials: the largest number of candidates.
+        timeout_s: seconds after which no candidate was begun; None: no limit.
+        date: when the run began, ISO 8601, UTC.
+        command: how it was started.
+        version: git revision of the sources where they lie in a repository, else the package's version.
+        combinations: size of the whole product of parameter choices.
+        valid: how many of them can run the problem and are worth trying.
+        refused: why the others are not, with counts; figures are left out of the reasons.
+    """
+
+    shape: str
+    dtype: str
+    wants: str
+    deterministic: bool
+    eps: float
+    accuracy: str
+    executor: str
+    device: str
+    target: str
+    seed: int
+    trials: int
+    timeout_s: float | None
+    date: str
+    command: str
+    version: str
+    combinations: int
+    valid: int
+    refused: Mapping[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """The header line's values."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunInfo:
+        """Reads `as_json` back.
+
+        Raises:
+            InputError: the values are of another schema version.
+        """
+        if values.get("schema") != SCHEMA:
+            raise InputError(f"this file has schema version {values.get('schema')}, this program reads {SCHEMA}; tune again")
+        return cls(**{name: value for name, value in values.items() if name != "schema"})
+
+
+class Journal:
+    """trials.jsonl while it grows: the header, then a line per record, each on disk before the next candidate begins.
+
+    A reader finds a valid file at every moment.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, info: RunInfo) -> None:
+        self._path = path
+        self._info = info
+        write_text(path, _line(info.as_json()))
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Ends the file; nothing can be added afterwards."""
+        self._file.close()
+
+    def add(self, record: Record) -> None:
+        """Appends one record and flushes."""
+        self._file.write(_line(record.as_json()))
+        self._file.flush()
+
+    def settle(self, records: Iterable[Record]) -> None:
+        """Puts `records` in place of all that was added: the same candidates, now with their final times."""
+        write_text(self._path, _line(self._info.as_json()) + "".join(_line(record.as_json()) for record in records))
+
+
+def read_trials(path: Path) -> tuple[RunInfo, list[Record]]:
+    """The header and the records of a trials.jsonl; a last line cut off by a crash is passed over.
+
+    Raises:
+        InputError: the file is no trials.jsonl of this schema version.
+        OSError: it cannot be read.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        info = RunInfo.from_json(json.loads(lines[0]))
+        return info, [Record.from_json(json.loads(line)) for line in lines[1:-1]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is no record of a tuning run ({error})") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: under a temporary name beside it, then renamed.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity; None stands for every error that is not finite."""
+    return value if math.isfinite(value) else None
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, allow_nan=False, separators=(",", ":")) + "\n"

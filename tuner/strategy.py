@@ -1,0 +1,137 @@
+"""How candidates are chosen: a strategy is asked for configs and told their times. Two simple ones, and one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from codegen.config import Config
+from tuner.candidates import distance
+
+
+class Strategy(Protocol):
+    """Chooses candidates. Deterministic: the same times, told in the same order, lead to the same choices."""
+
+    def ask(self, count: int) -> list[Config]:
+        """Up to `count` configs to try next, none of them ever asked for before.
+
+        Fewer, or none, where the choice waits for times that have not been told. None while nothing is open: the end.
+        """
+
+    def tell(self, config: Config, time_us: float | None) -> None:
+        """The time of a config that was asked for, microseconds; None where it was rejected."""
+
+
+class Pool:
+    """The valid configs of a run and which of them were given out: strategies that share one never repeat each other.
+
+    Attributes:
+        given: how many were given out.
+        times: microseconds of those that were told and not rejected.
+    """
+
+    def __init__(self, valid: Iterable[Config]) -> None:
+        self._left: dict[str, dict[Config, None]] = {}
+        for config in valid:
+            self._left.setdefault(config.variant, {})[config] = None
+        self.given = 0
+        self.times: dict[Config, float] = {}
+
+    def take(self, config: Config) -> bool:
+        """Gives the config out; False where it is not valid or was given out before."""
+        left = self._left.get(config.variant, {})
+        if config not in left:
+            return False
+        del left[config]
+        self.given += 1
+        return True
+
+    def left(self, variant: str) -> list[Config]:
+        """The configs of a variant that were not given out, in order."""
+        return list(self._left.get(variant, {}))
+
+    def best(self, variant: str | None = None) -> tuple[Config, float] | None:
+        """The fastest config told so far, the first of equals."""
+        times = {config: time for config, time in self.times.items() if variant is None or config.variant == variant}
+        if not times:
+            return None
+        fastest = min(times, key=times.__getitem__)
+        return fastest, times[fastest]
+
+    def tell(self, config: Config, time_us: float | None) -> None:
+        """Notes the time of a config given out; None where it was rejected."""
+        if time_us is not None:
+            self.times[config] = time_us
+
+
+class Listed:
+    """Tries a list in its order."""
+
+    def __init__(self, configs: Sequence[Config], pool: Pool) -> None:
+        self._open = list(reversed(configs))
+        self._pool = pool
+
+    def ask(self, count: int) -> list[Config]:
+        """As Strategy.ask."""
+        chosen: list[Config] = []
+        while self._open and len(chosen) < count:
+            config = self._open.pop()
+            if self._pool.take(config):
+                chosen.append(config)
+        return chosen
+
+    def tell(self, config: Config, time_us: float | None) -> None:
+        """As Strategy.tell."""
+        self._pool.tell(config, time_us)
+
+
+class HillClimb:
+    """Tries what lies round the best config known: first what differs in one parameter, then in two.
+
+    Ends when the pool has given out `limit` configs in all, or everything so near was tried.
+    """
+
+    REACH = 2
+
+    def __init__(self, pool: Pool, limit: int) -> None:
+        self._pool = pool
+        self._limit = limit
+
+    def ask(self, count: int) -> list[Config]:
+        """As Strategy.ask."""
+        best = self._pool.best()
+        if best is None:
+            return []
+        centre = best[0]
+        near = [(distance(centre, config), config) for config in self._pool.left(centre.variant)]
+        near = [entry for entry in near if entry[0][0] <= self.REACH]
+        near.sort(key=lambda entry: entry[0])
+        chosen = [config for _, config in near[:max(0, min(count, self._limit - self._pool.given))]]
+        return [config for config in chosen if self._pool.take(config)]
+
+    def tell(self, config: Config, time_us: float | None) -> None:
+        """As Strategy.tell."""
+        self._pool.tell(config, time_us)
+
+
+class InTurn:
+    """Strategies one after another; each begins when the one before it has ended and all its times are told."""
+
+    def __init__(self, strategies: Iterable[Strategy]) -> None:
+        self._waiting = list(strategies)
+        self._open = 0
+
+    def ask(self, count: int) -> list[Config]:
+        """As Strategy.ask."""
+        while self._waiting:
+            chosen = self._waiting[0].ask(count)
+            if chosen or self._open:
+                self._open += len(chosen)
+                return chosen
+            self._waiting.pop(0)
+        return []
+
+    def tell(self, config: Config, time_us: float | None) -> None:
+        """As Strategy.tell."""
+        self._open -= 1
+        self._waiting[0].tell(config, time_us)

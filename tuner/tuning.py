@@ -1,0 +1,279 @@
+"""One tuning run: from a shape to the records of its candidates and the fastest valid one.
+
+With a GPU the candidates are searched by their measured times. Without one every config is ranked by the cost model, the
+best are compiled and validated on the CPU, and the fastest predicted of the valid ones wins; the others are recorded as not run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from codegen.config import Config
+from codegen.problem import Problem, Shape
+from codegen.render import render
+from codegen.space import make_config
+from tuner.candidates import nearest, survey
+from tuner.choose import open_executor
+from tuner.costmodel import plausible_us, predict
+from tuner.errors import InputError, LaunchError, NoValidKernel, ToolchainError
+from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, measures
+from tuner.executors import Executor, Resources
+from tuner.inputs import as_eps
+from tuner.outcome import Event, TuneResult, rejections, why_no_winner
+from tuner.pipeline import try_all, try_in_turn
+from tuner.provenance import now, version
+from tuner.records import Record, RunInfo, Status
+from tuner.store import Store
+from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy
+from tuner.toolchain import Nvcc, find_nvcc
+
+TRIALS = 400
+"""Candidates tried on a GPU unless the caller says otherwise: a minute or two."""
+
+SHORTLIST = 24
+"""Candidates validated without a GPU unless the caller says otherwise, beside each variant's default."""
+
+CLIMB_SHARE = 4
+"""One part in so many of the trials is kept for the surroundings of the best."""
+
+FINALISTS, FINAL_ROUNDS, FINAL_WITHIN = 8, 5, 1.25
+"""The fastest are timed again in turns, so that no drift of the clock favours one: at most so many, so often, and only those
+whose first time lies within this factor of the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to tune for; see `tune` for the meaning of each."""
+
+    shape: Shape
+    dtype: str = "float32"
+    eps: float = 1e-5
+    deterministic: bool = False
+    variants: tuple[str, ...] | None = None
+    trials: int | None = None
+    timeout: float | None = None
+    seed: int = 0
+    wants: frozenset[str] | None = None
+    command: str = "tuner.tune"
+
+    def problem(self) -> Problem:
+        """The problem of the shape.
+
+        Raises:
+            InvalidProblem, UnsupportedDtype: as Problem.
+            InputError, InputTypeError: the other values make no sense.
+        """
+        as_eps(self.eps)
+        if self.trials is not None and self.trials < 1:
+            raise InputError(f"the number of trials must be at least 1, not {self.trials}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise InputError(f"the timeout must be more than 0 seconds, not {self.timeout}")
+        if self.shape.rows == 0:
+            raise InputError(f"the shape {self.shape} has no rows, so there is nothing to tune; use batch and seq of 1 or more")
+        return Problem.of(self.shape, dtype=self.dtype, wants=self.wants, deterministic=self.deterministic)
+
+
+class TuningRun:
+    """A run that can be interrupted: whatever is raised from `execute`, `result` has all that was finished.
+
+    Args:
+        request: what to tune for.
+        executor: where candidates run.
+        store: where compiled kernels are kept, for the compiler reports of runs without a GPU.
+        on_record: called with each record when it is finished.
+        on_event: called after each step.
+
+    Raises:
+        InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the request makes no sense.
+    """
+
+    def __init__(self, request: Request, executor: Executor, *, store: Store | None = None,
+                 on_record: Callable[[Record], None] = lambda record: None,
+                 on_event: Callable[[Event], None] = lambda event: None) -> None:
+        self._request = request
+        self._executor = executor
+        self._store = Store() if store is None else store
+        self.on_record = on_record
+        self.on_event = on_event
+        self.problem = request.problem()
+        self.space = survey(self.problem, executor.limits, request.variants)
+        self._measured = measures(executor)
+        self._trials = request.trials or (TRIALS if self._measured else SHORTLIST)
+        self._deadline = float("inf")
+        self._records: dict[Config, Record] = {}
+        self._best: Record | None = None
+        self.info = self._information()
+
+    def execute(self) -> None:
+        """Runs to the end, or until time is up.
+
+        Raises:
+            ToolchainError: there is no compiler for the executor.
+            KeyboardInterrupt: the user's.
+        """
+        if self._request.timeout is not None:
+            self._deadline = time.monotonic() + self._request.timeout
+        limits, problem = self._executor.limits, self.problem
+        predicted = {config: predict(problem, config, limits).time_us for config in self.space.valid}
+        ranked = sorted(predicted, key=predicted.__getitem__)
+        if self._measured:
+            self._search(ranked)
+        else:
+            self._validate_best(ranked, predicted)
+
+    def result(self) -> TuneResult:
+        """All that is finished by now."""
+        records = tuple(self._records.values())
+        valid = (record for record in records if record.status is Status.OK)
+        winner = min(valid, key=lambda record: record.best_us, default=None)
+        return TuneResult(self.info, self.problem, self._executor.limits, records, winner)
+
+    # --- with a GPU ----------------------------------------------------------------------------------------------------------
+
+    def _search(self, ranked: Sequence[Config]) -> None:
+        request = self._request
+        evaluator = Evaluator(self._executor, self.problem, eps=request.eps, seed=request.seed)
+        total = min(self._trials, len(ranked))
+        try_in_turn(self._strategy(ranked), evaluator, self._out_of_time, lambda record: self._add(record, total))
+        self._time_finalists(evaluator)
+
+    def _strategy(self, ranked: Sequence[Config]) -> Strategy:
+        pool = Pool(ranked)
+        if len(ranked) <= self._trials:
+            return Listed(ranked, pool)
+        from tuner.search import Families
+
+        budget = self._trials - self._trials // CLIMB_SHARE
+        families = Families(self.space, pool, ranked, budget, self._request.seed, self._refuse)
+        return InTurn([families, HillClimb(pool, self._trials)])
+
+    def _refuse(self, config: Config, reason: str) -> None:
+        if config not in self._records:
+            self._add(Record(config, Status.REFUSED, reason), 0)
+
+    def _time_finalists(self, evaluator: Evaluator) -> None:
+        """Times the fastest again, interleaved, and gives each the median of its rounds."""
+        fastest = sorted(self.result().valid(), key=lambda record: record.best_us)
+        within = [record for record in fastest[:FINALISTS] if record.best_us <= FINAL_WITHIN * fastest[0].best_us]
+        programs = [(record, evaluator.compile(record.config).program) for record in within]
+        times: dict[Config, list[float]] = {record.config: [] for record in within}
+        least = plausible_us(self.problem, self._executor.limits)
+        for done in range(FINAL_ROUNDS):
+            self._tell("timing the fastest again", done, FINAL_ROUNDS)
+            for record, program in programs:
+                if program is None:
+                    continue
+                try:
+                    times[record.config].append(evaluator.time(program, FINAL_SAMPLES, FINAL_SECONDS))
+                except LaunchError as error:
+                    self._records[record.config] = replace(record, status=Status.LAUNCH_ERROR, reason=str(error))
+        for config, samples in times.items():
+            record = self._records[config]
+            if samples and record.status is Status.OK and median(samples) >= least:
+                self._records[config] = replace(record, final_us=median(samples))
+
+    # --- without -------------------------------------------------------------------------------------------------------------
+
+    def _validate_best(self, ranked: Sequence[Config], predicted: Mapping[Config, float]) -> None:
+        request, limits = self._request, self._executor.limits
+        nvcc = _compiler(limits.arch)
+        report = None if nvcc is None else lambda config: self._report(nvcc, config)
+        evaluator = Evaluator(self._executor, self.problem, eps=request.eps, seed=request.seed, report=report)
+        defaults = (nearest(make_config(name), ranked) for name in self.space.variants)
+        chosen = dict.fromkeys((*ranked[:self._trials], *(config for config in defaults if config is not None)))
+        shortlist = sorted(chosen, key=predicted.__getitem__)
+        for record in try_all(shortlist, evaluator, self._out_of_time):
+            time_us = predict(self.problem, record.config, limits, record.resources).time_us
+            self._add(replace(record, time_us=time_us), len(shortlist))
+        for config in ranked:
+            if config not in self._records:
+                reason = "time was up" if config in chosen else "not among the best predicted"
+                self._add(Record(config, Status.NOT_RUN, reason, predicted[config]), len(shortlist))
+
+    def _report(self, nvcc: Nvcc, config: Config) -> dict[str, Resources]:
+        source = render(self.problem, config)
+        return nvcc.compile(source.text, self._executor.limits.arch, self._store).resources(source.plan)
+
+    # --- both ----------------------------------------------------------------------------------------------------------------
+
+    def _out_of_time(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def _add(self, record: Record, total: int) -> None:
+        self._records[record.config] = record
+        self.on_record(record)
+        if record.status is Status.OK and (self._best is None or record.best_us < self._best.best_us):
+            self._best = record
+        if record.status not in (Status.NOT_RUN, Status.REFUSED):
+            tried = sum(1 for other in self._records.values() if other.status is not Status.REFUSED)
+            self._tell("trying candidates", tried, total)
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        self.on_event(Event(stage, done, total, self._best, rejections(self._records.values())))
+
+    def _information(self) -> RunInfo:
+        request, executor, space = self._request, self._executor, self.space
+        return RunInfo(
+            shape=str(request.shape), dtype=self.problem.dtype, wants=self.problem.wants_key, deterministic=request.deterministic,
+            eps=float(request.eps), accuracy="fp32", executor=executor.name, device=executor.device, target=executor.limits.arch,
+            seed=request.seed, trials=self._trials, timeout_s=request.timeout, date=now(), command=request.command,
+            version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused)
+
+
+def _compiler(arch: str) -> Nvcc | None:
+    try:
+        return find_nvcc(arch)
+    except ToolchainError:
+        return None
+
+
+def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90", dtype: str = "float32",
+         eps: float = 1e-5, deterministic: bool = False, variants: Iterable[str] | None = None, trials: int | None = None,
+         timeout: float | None = None, seed: int = 0, wants: Iterable[str] | None = None, store: Store | None = None,
+         on_event: Callable[[Event], None] = lambda event: None) -> TuneResult:
+    """Finds the fastest valid kernel for a shape.
+
+    Args:
+        shape: "B,S,H,O", the four numbers, or a Shape.
+        executor: "auto", "cuda", "host", or one that is open already.
+        target: the architecture to predict for where there is no GPU.
+        dtype: data type of all tensors.
+        eps: of the LayerNorm.
+        deterministic: only kernels whose results are bitwise reproducible.
+        variants: names of the variants to try; None: all.
+        trials: the most candidates to try; None: 400 on a GPU, without one the best 24 (each variant's default comes on top).
+        timeout: seconds after which no further candidate is begun; None: no limit.
+        seed: of the data and the search.
+        wants: the gradients to compute; None: all five.
+        store: where compiled kernels are kept; None: the default store.
+        on_event: called after each step.
+
+    Raises:
+        NoValidKernel: every candidate was rejected; the message names the most common reason.
+        InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the arguments make no sense.
+        ToolchainError: a compiler or library is missing.
+    """
+    request = Request(as_shape(shape), dtype, eps, deterministic, None if variants is None else tuple(variants), trials, timeout,
+                      seed, None if wants is None else frozenset(wants))
+    request.problem()
+    opened = open_executor(executor, target, store) if isinstance(executor, str) else executor
+    run = TuningRun(request, opened, store=store, on_event=on_event)
+    run.execute()
+    result = run.result()
+    if result.winner is None:
+        raise NoValidKernel(why_no_winner(result))
+    return result
+
+
+def as_shape(shape: Shape | str | Sequence[int]) -> Shape:
+    """A Shape from any of its spellings.
+
+    Raises:
+        InvalidProblem: it is none.
+    """
+    if isinstance(shape, Shape):
+        return shape
+    return Shape.parse(shape if isinstance(shape, str) else ",".join(str(size) for size in shape))

@@ -1,0 +1,29 @@
+"""How results are put into words, on the console and in the report alike."""
+
+from __future__ import annotations
+
+from tuner.outcome import TuneResult
+from tuner.records import Record
+
+
+def time_text(record: Record) -> str:
+    """A record's time for people, never without saying what it is: "2.31 us measured"."""
+    return f"{record.best_us:.2f} us {record.time_kind}"
+
+
+def gpu_text(result: TuneResult) -> str:
+    """The GPU the times belong to, and whether it was there."""
+    if result.info.executor == "host":
+        return f"{result.limits.name} ({result.info.target}), predicted without the GPU"
+    return result.info.device
+
+
+def share_of_floor(result: TuneResult, record: Record) -> float:
+    """The floor as a share of the record's time: 1 would be as fast as the memory or the launch allows."""
+    return result.floor_us / record.best_us
+
+
+def rows_text(record: Record) -> str:
+    """The row counts a record was validated at: "1, 61 and 64"."""
+    texts = [str(rows) for rows in record.rows]
+    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else "no"
