@@ -10,7 +10,7 @@ from typing import Any
 
 from codegen.errors import InvalidConfig
 from codegen.expr import ROWS, Expr, const
-from codegen.plan import Fill, Launch, Plan
+from codegen.plan import Fill, Plan
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.render import Source, render_template
 
@@ -134,7 +134,7 @@ def artifact(kernels: Sequence[ArtifactKernel], info: ArtifactInfo) -> ArtifactT
     """The text of an artifact.
 
     Args:
-        kernels: one to three configs of one problem, by rising row counts; the last serves all that remain.
+        kernels: configs of one problem, by rising row counts; the last serves all that remain.
         info: what the banner and `<name>_info()` say.
 
     Raises:
@@ -146,13 +146,13 @@ def artifact(kernels: Sequence[ArtifactKernel], info: ArtifactInfo) -> ArtifactT
     max_rows = most_rows(ranges[-1].plan)
     outputs = _output_sizes(problem)
     context = {
-        "problem": problem, "info": info, "ranges": ranges, "outputs": outputs, "max_rows": max_rows, "max_rows_limited_by_grid": max_rows < MAX_ROWS,
+        "problem": problem, "info": info, "ranges": ranges, "outputs": outputs, "shapes": _output_shapes(problem),
+        "max_rows": max_rows, "max_rows_limited_by_grid": max_rows < MAX_ROWS,
         "banner": _banner(ranges, info), "info_json": _info_json(problem, ranges, info, max_rows),
         "uses_sms": any(size.uses("sms") for item in ranges for size in _sizes(item.plan)),
         "uses_fills": any(isinstance(step, Fill) for item in ranges for step in item.plan.steps),
         "uses_workspace": any(item.plan.workspace for item in ranges),
         "test_rows": _test_rows(ranges, info.shape.rows),
-        "shapes": _output_shapes(problem),
     }
     return ArtifactText(render_template("artifact.cu.j2", **context), render_template("artifact.h.j2", **context))
 
@@ -239,17 +239,19 @@ def _banner(ranges: Sequence[_Range], info: ArtifactInfo) -> list[tuple[str, str
         lines.append(("", f"for {tuned.rows}"))
     for item in ranges:
         if item is not tuned:
-            lines += [("", str(item.source.config)), ("", f"for {item.rows}, where the tuned one would be slow, inexact or short of memory")]
+            lines += [("", str(item.source.config)),
+                      ("", f"for {item.rows}, where the tuned one would be slow, inexact or short of memory")]
     lines += [
         ("GPU", f"{_one_line(info.gpu)}, {info.arch}"),
         ("Time", f"{info.time_us:.3g} us a call, {how}"),
-        ("", f"{100 * info.floor_us / info.time_us:.0f} % of the limit of {info.floor_us:.3g} us: one launch, or the tensors at copy "
-             "bandwidth"),
+        ("", f"{100 * info.floor_us / info.time_us:.0f} % of the limit of {info.floor_us:.3g} us: one launch, or the tensors at "
+             "copy bandwidth"),
     ]
     label = "Errors"
     for name in (name for name in GRADIENTS if name in info.errors):
         figures = info.errors[name]
-        lines.append((label, f"{name:<6} {figures.normwise:.1e} of its norm; the worst element at {figures.bound_ratio:.2f} of its bound"))
+        worst = f"the worst element at {figures.bound_ratio:.2f} of its bound"
+        lines.append((label, f"{name:<6} {figures.normwise:.1e} of its norm; {worst}"))
         label = ""
     return [*lines, ("Made by", _one_line(info.generator))]
 

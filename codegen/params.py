@@ -10,6 +10,8 @@ from codegen.problem import GRADIENTS
 
 INPUTS = ("dy", "x", "gamma", "beta", "w")
 SAVED = ("mean", "rstd")
+READ = INPUTS + SAVED
+"""Everything a kernel reads and never writes."""
 
 _COMMENTS = {
     "dy": "[rows, OUT]", "x": "[rows, HIDDEN]", "gamma": "[HIDDEN]; null: all ones", "beta": "[HIDDEN]; null: all zeros",
@@ -28,7 +30,7 @@ def declaration(plan: Plan) -> str:
     """The C++ text of the struct. It has the same layout for nvcc and for any 64-bit host compiler."""
     lines = []
     for name in pointer_fields(plan):
-        qualifier = "const float" if name in INPUTS + SAVED else "float"
+        qualifier = "const float" if name in READ else "float"
         comment = _COMMENTS.get(name, "scratch")
         lines.append(f"  {qualifier}* {name};  // {comment}")
     lines += ["  int64_t rows;", "  float eps;", "  int splits;  // parts the rows are cut into"]

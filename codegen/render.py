@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from codegen.config import Config
+from codegen.glossary import MEANINGS
 from codegen.params import declaration
 from codegen.plan import Plan
 from codegen.problem import GRADIENTS, Problem
@@ -58,7 +59,8 @@ def render(problem: Problem, config: Config) -> Source:
     plan = variant.plan(problem, params)
     named = constants(problem, variant, params)
     text = render_template(
-        variant.template, variant=variant, problem=problem, config=config, gradients=GRADIENTS, constants=named, sections=sections(problem, params),
+        variant.template, variant=variant, problem=problem, config=config, gradients=GRADIENTS, constants=named,
+        meanings=MEANINGS, sections=sections(problem, params),
         params_declaration=declaration(plan), reduction=params["reduction"], identity=named.get("IDENTITY", 0),
     )
     return Source(problem, config, text, plan)

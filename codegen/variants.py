@@ -20,6 +20,8 @@ SPLITS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 CHAIN = 1024
 """Rows summed in one float32 chain before the chains' sums are added: its error stays near 6e-7 (a chain of 65,536 terms was
 measured at 4.6e-6, and the error of random data grows with the square root of the length)."""
+ROW_CHAIN = 256
+"""Values of one row that a single thread sums in one float32 chain, near the square root of the longest rows."""
 MAX_CHAIN = 4096
 """Longest float32 chain of rows worth trying in kernels that sum in one level: about 1.2e-6 of the 2e-6 that float32 allows."""
 MAX_SINGLE_BLOCK_ROWS = 4096
@@ -195,8 +197,8 @@ def _thread_refuses(problem: Problem, params: Params, limits: Limits) -> str | N
 def _thread_constants(problem: Problem, params: Params) -> dict[str, int]:
     threads = number(params, "threads")
     if params["reduction"] == "atomic":
-        return {"THREADS": threads}
-    return {"THREADS": threads, "IDENTITY": 1, **_columns(problem, threads)}
+        return {"THREADS": threads, "ROW_CHAIN": ROW_CHAIN}
+    return {"THREADS": threads, "ROW_CHAIN": ROW_CHAIN, "IDENTITY": 1, **_columns(problem, threads)}
 
 
 # --- row_warp ---------------------------------------------------------------------------------------------------

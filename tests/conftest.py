@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+# The tests run in several processes at once, whose BLAS threads would get in one another's way. NumPy reads this at its import.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 
@@ -19,13 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @cache
 def _has_gpu() -> bool:
-    try:
-        import pycuda.driver as driver
+    from tuner.executors.cuda_context import why_unavailable
 
-        driver.init()
-        return bool(driver.Device.count() > 0)
-    except (ImportError, OSError, RuntimeError):
-        return False
+    return why_unavailable() is None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

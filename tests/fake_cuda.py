@@ -9,15 +9,21 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from codegen.params import pointer_fields
 from codegen.plan import Plan
+from tuner.executors import cuda as cuda_module
+from tuner.executors.cuda import CudaExecutor
+from tuner.executors.cuda_context import Gpu
+from tuner.store import Store
 
 FakeKernel = Callable[["Arguments"], None]
 
@@ -256,3 +262,12 @@ class FakeCuda:
             cuGetErrorString=lambda status: (ok, b"an illegal memory access was encountered"),
             cuStreamBeginCapture=begin, cuStreamEndCapture=end, cuGraphInstantiate=instantiate, cuGraphDestroy=destroy,
             cuGraphExecDestroy=destroy, cuGraphLaunch=launch)
+
+
+def open_executor(monkeypatch: pytest.MonkeyPatch, store: Store, fake: FakeCuda) -> CudaExecutor:
+    """An executor on the fake in place of the real modules, for one test."""
+    monkeypatch.setitem(sys.modules, "pycuda", SimpleNamespace(driver=fake.driver))
+    monkeypatch.setitem(sys.modules, "pycuda.driver", fake.driver)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.bindings))
+    monkeypatch.setattr(cuda_module, "open_gpu", Gpu)
+    return CudaExecutor(store=store)

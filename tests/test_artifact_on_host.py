@@ -18,7 +18,7 @@ from tests.artifact_cases import EVERY_REDUCTION, INFO, PROBLEM, THREE, make, on
 from tests.host_artifact import INVALID_VALUE, NO_KERNEL_IMAGE, TENSORS, HostArtifact, anywhere, self_test
 from tuner.compare import bound_fault
 from tuner.executors.host_runtime import Layout
-from tuner.inputs import Inputs, gradient_shapes, random_inputs
+from tuner.inputs import gradient_shapes, random_inputs
 from tuner.store import Store
 
 HIDDEN, OUT = PROBLEM.hidden, PROBLEM.out
@@ -52,7 +52,7 @@ def expected_log(plan: Plan, rows: int, sms: int = 132) -> list[str]:
     return lines
 
 
-# --- Results -----------------------------------------------------------------------------------------------------------------------
+# --- Results --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", EVERY_REDUCTION)
@@ -91,7 +91,7 @@ def test_gamma_and_beta_may_be_null(three: HostArtifact) -> None:
 
 
 def test_eps_reaches_the_kernels(three: HostArtifact) -> None:
-    inputs = Inputs(**{**{name: getattr(random_inputs(20, HIDDEN, OUT), name) for name in ("dy", "x", "gamma", "beta", "w")}, "eps": 2.0})
+    inputs = replace(random_inputs(20, HIDDEN, OUT), eps=2.0)
     assert bound_fault(inputs, three.run(inputs, ALL)) is None
 
 
@@ -104,7 +104,7 @@ def test_more_than_48_kib_of_shared_memory_is_asked_for(load: Load) -> None:
     assert max(int(line.split()[3]) for line in loaded.log() if line.startswith("launch")) > 48 << 10
 
 
-# --- Dispatch and sizes ----------------------------------------------------------------------------------------------------------
+# --- Dispatch and sizes ---------------------------------------------------------------------------------------
 
 
 def test_the_row_count_chooses_config_grid_and_workspace(three: HostArtifact) -> None:
@@ -156,7 +156,7 @@ def test_a_grid_beyond_the_largest_is_refused_and_the_limit_stated(load: Load) -
     assert loaded.workspace_bytes(most + 1) == SIZE_MAX
 
 
-# --- Arguments -------------------------------------------------------------------------------------------------------------------
+# --- Arguments ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["dy", "x", "w", "workspace"])
@@ -204,14 +204,15 @@ def test_without_rows_the_tensors_of_rows_may_be_null(three: HostArtifact) -> No
 
 def test_a_gradient_the_file_does_not_compute_is_refused(load: Load) -> None:
     loaded = load(one("row_warp", replace(PROBLEM, wants=frozenset({"dx", "dw"}))).cu)
-    inputs = random_inputs(20, HIDDEN, OUT)
-    wants = frozenset({"dx", "dw"})
+    inputs, wants = random_inputs(20, HIDDEN, OUT), frozenset({"dx", "dw"})
     assert bound_fault(inputs, loaded.run(inputs, wants), wants) is None
+    given = anywhere()
+    right = {key: given[key] for key in (*wants, "dy", "x", "w", "workspace")}
     for name in ("dgamma", "dbeta", "db"):
-        assert loaded.call({key: at for key, at in anywhere().items() if key in (*wants, "dy", "x", "w", "workspace", name)}, 20) == INVALID_VALUE
+        assert loaded.call({**right, name: given[name]}, 20) == INVALID_VALUE
 
 
-# --- Streams and errors ----------------------------------------------------------------------------------------------------------
+# --- Streams and errors ---------------------------------------------------------------------------------------
 
 
 def test_a_call_is_captured_whole_once_the_kernels_are_loaded(three: HostArtifact) -> None:
@@ -252,7 +253,7 @@ def test_shared_memory_that_the_gpu_lacks_is_a_stated_error(load: Load) -> None:
     assert loaded.workspace_bytes(1) == SIZE_MAX and loaded.call(anywhere(), 1) == INVALID_VALUE and loaded.last_error == 0
 
 
-# --- The self-test ---------------------------------------------------------------------------------------------------------------
+# --- The self-test --------------------------------------------------------------------------------------------
 
 
 def test_the_self_test_passes_and_prints_a_time(store: Store) -> None:

@@ -112,7 +112,9 @@ def _choose(problem: Problem, executor: Executor) -> Config:
             return config
     # Sizes near each other have the same best kernel; rounding keeps varying row counts from a search each.
     rounded = replace(problem, rows=1 << (problem.rows - 1).bit_length())
-    return best_predicted(rounded, executor.limits)
+    config = best_predicted(rounded, executor.limits)
+    fits = why_refused(problem, config, executor.limits) is None
+    return config if fits else best_predicted(problem, executor.limits)
 
 
 @functools.lru_cache(maxsize=64)

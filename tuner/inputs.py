@@ -42,7 +42,7 @@ def as_eps(eps: object) -> float:
 def _checked(name: str, array: object, ndim: int | None) -> Array32:
     if not isinstance(array, np.ndarray):
         raise InputTypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
-    if array.dtype != np.float32 or not array.dtype.isnative:
+    if array.dtype != np.float32:  # so is float32 of the other byte order
         raise InputTypeError(f"{name} must be float32, not {array.dtype}; convert it with {name}.astype('float32')")
     if ndim is not None and array.ndim != ndim:
         raise InputError(f"{name} must have {ndim} dimension{'s' * (ndim > 1)}, not the shape {array.shape}")
@@ -62,6 +62,8 @@ class Inputs:
         beta: shift [H]; None stands for zeros.
         w: weight of the Linear [O, H].
         eps: added to the variance; rounded to float32 (see as_eps).
+        mean, rstd: the rows' mean and 1/sqrt(variance + eps) [M], where the forward pass saved them: both or neither.
+            Kernels then read them instead of working them out.
 
     Raises:
         InputTypeError: an argument is of another type or data type.
@@ -74,11 +76,13 @@ class Inputs:
     beta: Array32 | None
     w: Array32
     eps: float
+    mean: Array32 | None = None
+    rstd: Array32 | None = None
 
     def __post_init__(self) -> None:
-        for name, ndim in (("dy", 2), ("x", 2), ("gamma", 1), ("beta", 1), ("w", 2)):
+        for name, ndim in (("dy", 2), ("x", 2), ("gamma", 1), ("beta", 1), ("w", 2), ("mean", 1), ("rstd", 1)):
             array = getattr(self, name)
-            if array is None and name in ("gamma", "beta"):
+            if array is None and name in ("gamma", "beta", "mean", "rstd"):
                 continue
             if not _checked(name, array, ndim).flags.c_contiguous:
                 raise InputError(f"{name} must be C-contiguous; Inputs.from_arrays copies other layouts")
@@ -86,7 +90,10 @@ class Inputs:
         if self.hidden < 1 or self.out < 1:
             raise InputError(f"hidden and out must be at least 1, but w has the shape {self.w.shape}")
         rows, hidden = self.x.shape[0], self.hidden
-        for name, shape in (("x", (rows, hidden)), ("dy", (rows, self.out)), ("gamma", (hidden,)), ("beta", (hidden,))):
+        if (self.mean is None) != (self.rstd is None):
+            raise InputError("mean and rstd belong together; give both or neither")
+        for name, shape in (("x", (rows, hidden)), ("dy", (rows, self.out)), ("gamma", (hidden,)), ("beta", (hidden,)),
+                            ("mean", (rows,)), ("rstd", (rows,))):
             array = getattr(self, name)
             if array is not None and array.shape != shape:
                 raise InputError(
@@ -126,7 +133,8 @@ class Inputs:
 
     def first(self, rows: int) -> Inputs:
         """The same pass on the first `rows` rows; the arrays are shared."""
-        return Inputs(self.dy[:rows], self.x[:rows], self.gamma, self.beta, self.w, self.eps)
+        mean, rstd = (None if saved is None else saved[:rows] for saved in (self.mean, self.rstd))
+        return Inputs(self.dy[:rows], self.x[:rows], self.gamma, self.beta, self.w, self.eps, mean, rstd)
 
 
 def _c_order(name: str, array: Array32) -> Array32:

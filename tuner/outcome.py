@@ -54,9 +54,9 @@ class TuneResult:
         return floor_us(self.problem, self.limits)
 
     def best_by_variant(self) -> dict[str, Record]:
-        """The fastest valid record of each variant that has one, fastest first."""
+        """The fastest valid record of each variant that has one: the winner, then the others' by time."""
         best: dict[str, Record] = {}
-        for record in sorted(self.valid(), key=lambda record: record.best_us):
+        for record in sorted(self.valid(), key=lambda record: (record is not self.winner, record.best_us)):
             best.setdefault(record.config.variant, record)
         return best
 

@@ -13,12 +13,14 @@ from tuner.evaluate import Compiled, Evaluator
 from tuner.records import Record, Status
 from tuner.strategy import Strategy
 
-MOST_WORKERS = 32
+IN_FLIGHT = 16
+"""Candidates chosen before their predecessors' times are known. The same on every machine, so that equal times give an equal search;
+enough for nvcc, which takes most of a second, to keep up with a GPU on 16 cores."""
 
 
 def workers() -> int:
-    """Compilers to run at once: one per CPU this process may use."""
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+    """Compilers to run at once: one per CPU this process may use, but no more than can have work."""
+    return max(1, min(IN_FLIGHT, len(os.sched_getaffinity(0))))
 
 
 @contextmanager
@@ -44,7 +46,7 @@ def try_in_turn(strategy: Strategy, evaluator: Evaluator, out_of_time: Callable[
     flying: deque[tuple[Config, Future[Compiled]]] = deque()
     with thread_pool(workers()) as pool:
         while not out_of_time():
-            for config in strategy.ask(workers() + 1 - len(flying)):
+            for config in strategy.ask(IN_FLIGHT - len(flying)):
                 flying.append((config, pool.submit(evaluator.compile, config)))
             if not flying:
                 return

@@ -56,8 +56,7 @@ class Family:
     @property
     def best_us(self) -> float:
         """The time of its fastest config so far; infinite before there is one."""
-        best = self._pool.best(self.variant)
-        return best[1] if best else float("inf")
+        return self._pool.best_us(self.variant)
 
     @property
     def exhausted(self) -> bool:

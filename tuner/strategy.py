@@ -50,13 +50,9 @@ class Pool:
         """The configs of a variant that were not given out, in order."""
         return list(self._left.get(variant, {}))
 
-    def best(self, variant: str | None = None) -> tuple[Config, float] | None:
-        """The fastest config told so far, the first of equals."""
-        times = {config: time for config, time in self.times.items() if variant is None or config.variant == variant}
-        if not times:
-            return None
-        fastest = min(times, key=times.__getitem__)
-        return fastest, times[fastest]
+    def best_us(self, variant: str) -> float:
+        """The shortest time of a variant told so far; infinite before there is one."""
+        return min((time for config, time in self.times.items() if config.variant == variant), default=float("inf"))
 
     def tell(self, config: Config, time_us: float | None) -> None:
         """Notes the time of a config given out; None where it was rejected."""
@@ -86,9 +82,9 @@ class Listed:
 
 
 class HillClimb:
-    """Tries what lies round the best config known: first what differs in one parameter, then in two.
+    """Tries what lies round the best config known: first what differs in one parameter, then in two; then round the next best.
 
-    Ends when the pool has given out `limit` configs in all, or everything so near was tried.
+    Ends when the pool has given out `limit` configs in all, or everything near any config that was told has been tried.
     """
 
     REACH = 2
@@ -99,15 +95,16 @@ class HillClimb:
 
     def ask(self, count: int) -> list[Config]:
         """As Strategy.ask."""
-        best = self._pool.best()
-        if best is None:
+        count = min(count, self._limit - self._pool.given)
+        if count <= 0:
             return []
-        centre = best[0]
-        near = [(distance(centre, config), config) for config in self._pool.left(centre.variant)]
-        near = [entry for entry in near if entry[0][0] <= self.REACH]
-        near.sort(key=lambda entry: entry[0])
-        chosen = [config for _, config in near[:max(0, min(count, self._limit - self._pool.given))]]
-        return [config for config in chosen if self._pool.take(config)]
+        for centre in sorted(self._pool.times, key=self._pool.times.__getitem__):
+            near = [(distance(centre, config), config) for config in self._pool.left(centre.variant)]
+            near = [entry for entry in near if entry[0][0] <= self.REACH]
+            near.sort(key=lambda entry: entry[0])
+            if near:
+                return [config for _, config in near[:count] if self._pool.take(config)]
+        return []
 
     def tell(self, config: Config, time_us: float | None) -> None:
         """As Strategy.tell."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -30,7 +31,7 @@ from tuner.store import Store
 from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy
 from tuner.toolchain import Nvcc, find_nvcc
 
-TRIALS = 400
+TRIALS = 500
 """Candidates tried on a GPU unless the caller says otherwise: a minute or two."""
 
 SHORTLIST = 24
@@ -127,8 +128,9 @@ class TuningRun:
     def result(self) -> TuneResult:
         """All that is finished by now."""
         records = tuple(self._records.values())
-        valid = (record for record in records if record.status is Status.OK)
-        winner = min(valid, key=lambda record: record.best_us, default=None)
+        valid = [record for record in records if record.status is Status.OK]
+        timed_again = [record for record in valid if record.final_us is not None]
+        winner = min(timed_again or valid, key=lambda record: record.best_us, default=None)
         return TuneResult(self.info, self.problem, self._executor.limits, records, winner)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
@@ -155,25 +157,24 @@ class TuningRun:
             self._add(Record(config, Status.REFUSED, reason), 0)
 
     def _time_finalists(self, evaluator: Evaluator) -> None:
-        """Times the fastest again, interleaved, and gives each the median of its rounds."""
+        """Times the fastest again, interleaved, and gives each the median of its rounds.
+
+        One that cannot be timed any more gets no final time, and with that cannot win against those that did.
+        """
         fastest = sorted(self.result().valid(), key=lambda record: record.best_us)
         within = [record for record in fastest[:FINALISTS] if record.best_us <= FINAL_WITHIN * fastest[0].best_us]
-        programs = [(record, evaluator.compile(record.config).program) for record in within]
+        compiled = [(record, evaluator.compile(record.config).program) for record in within]
+        programs = [(record, program) for record, program in compiled if program is not None]
         times: dict[Config, list[float]] = {record.config: [] for record in within}
         least = plausible_us(self.problem, self._executor.limits)
         for done in range(FINAL_ROUNDS):
             self._tell("timing the fastest again", done, FINAL_ROUNDS)
             for record, program in programs:
-                if program is None:
-                    continue
-                try:
+                with suppress(LaunchError):
                     times[record.config].append(evaluator.time(program, FINAL_SAMPLES, FINAL_SECONDS))
-                except LaunchError as error:
-                    self._records[record.config] = replace(record, status=Status.LAUNCH_ERROR, reason=str(error))
         for config, samples in times.items():
-            record = self._records[config]
-            if samples and record.status is Status.OK and median(samples) >= least:
-                self._records[config] = replace(record, final_us=median(samples))
+            if len(samples) == FINAL_ROUNDS and median(samples) >= least:
+                self._records[config] = replace(self._records[config], final_us=median(samples))
 
     # --- without -------------------------------------------------------------------------------------------------------------
 
@@ -244,7 +245,7 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         eps: of the LayerNorm.
         deterministic: only kernels whose results are bitwise reproducible.
         variants: names of the variants to try; None: all.
-        trials: the most candidates to try; None: 400 on a GPU, without one the best 24 (each variant's default comes on top).
+        trials: the most candidates to try; None: 500 on a GPU, without one the best 24 (each variant's default comes on top).
         timeout: seconds after which no further candidate is begun; None: no limit.
         seed: of the data and the search.
         wants: the gradients to compute; None: all five.

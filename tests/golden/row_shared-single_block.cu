@@ -16,16 +16,16 @@ constexpr bool WANT_DGAMMA = true;
 constexpr bool WANT_DBETA = true;
 constexpr bool WANT_DW = true;
 constexpr bool WANT_DB = true;
-constexpr int THREADS = 256;
-constexpr int WARPS = 8;
-constexpr int LANES = 8;
-constexpr int ROWS = 1;
-constexpr int VECTOR = 1;
-constexpr int TILE_O = 4;
-constexpr int TILE_H = 4;
-constexpr int O_PITCH = 16;
-constexpr int H_PITCH = 8;
-constexpr int IDENTITY = 0;
+constexpr int THREADS = 256;  // threads in a block
+constexpr int WARPS = 8;  // warps in a block
+constexpr int LANES = 8;  // neighbouring lanes that share a row
+constexpr int ROWS = 1;  // rows a warp, or a group of lanes, takes at once
+constexpr int VECTOR = 1;  // neighbouring columns in one access
+constexpr int TILE_O = 4;  // rows of a thread's tile of G
+constexpr int TILE_H = 4;  // columns of a thread's tile of G
+constexpr int O_PITCH = 16;  // floats from one row of dy to the next in shared memory
+constexpr int H_PITCH = 8;  // floats from one row of x or w to the next in shared memory
+constexpr int IDENTITY = 0;  // 1: dgamma and dbeta from G and db; 0: as sums of dn over the rows
 
 using index_t = int;  // counts elements of w
 // Names of the gradients for emit(); this reduction keeps no partial sums and uses none of the numbers.
@@ -142,12 +142,12 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
 __device__ __forceinline__ void emit(const Params&, float* output, index_t, index_t i, float value) { output[i] = value; }
 
 // Emits N neighbouring values of a row of which `left` are inside it; in one access where the reduction and HIDDEN allow.
-template <int N>
+template <bool FAST, int N>
 __device__ __forceinline__ void emit_vector(const Params& p, float* output, index_t section, index_t i, const float (&value)[N],
                                             int left) {
   constexpr bool one_access = N <= 4 && HIDDEN % N == 0;
   if constexpr (one_access) {
-    store(output + i, value, is_aligned(output, 4 * N));
+    store(output + i, value, FAST || is_aligned(output, 4 * N));
   } else {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -189,8 +189,7 @@ __device__ __forceinline__ Shared shared_layout() {
   return s;
 }
 
-// Copies rows that a 16-byte copy cannot: ragged ones, or a tensor that begins at an odd address. Apart from the kernel's main
-// path, which is short enough for the time it takes to fetch instructions to count.
+// Copies rows that 16-byte copies cannot: of a length that is no multiple of four, or of a tensor that begins at an odd address.
 template <int WIDTH, int PITCH, int TOTAL>
 __device__ __noinline__ void stage_ragged(float* to, const float* from, int valid) {
 #pragma unroll 4
@@ -203,10 +202,10 @@ __device__ __noinline__ void stage_ragged(float* to, const float* from, int vali
 
 // Starts to copy `valid` rows of WIDTH values into TOTAL shared rows of PITCH values; what has no source becomes zero. The number
 // of steps is known to the compiler, so that a small tile is copied without a loop.
-template <int WIDTH, int PITCH, int TOTAL>
+template <bool FAST, int WIDTH, int PITCH, int TOTAL>
 __device__ __forceinline__ void stage(float* to, const float* from, int valid) {
   constexpr int VALUES = TOTAL * PITCH;
-  if (WIDTH != PITCH || !is_aligned(from, 16)) {
+  if (WIDTH != PITCH || !(FAST || is_aligned(from, 16))) {
     stage_ragged<WIDTH, PITCH, TOTAL>(to, from, valid);
     return;
   }
@@ -319,10 +318,11 @@ __device__ __forceinline__ void dn_rows(const Shared& s, float (&dn)[ROWS][LANE_
 }
 
 // From dn to dx, and the rows' terms of dgamma and dbeta where those are summed directly.
+template <bool FAST>
 __device__ __forceinline__ void backward_rows(const Params& p, const Shared& s, const float (&xhat)[ROWS][LANE_COLUMNS],
                                               const float (&rstd)[ROWS], int64_t first, int valid,
                                               float (&dgamma)[LANE_COLUMNS], float (&dbeta)[LANE_COLUMNS]) {
-  const bool want_dx = WANT_DX && p.dx, aligned = is_aligned(p.dx, 4 * VECTOR);
+  const bool want_dx = WANT_DX && p.dx, aligned = FAST || is_aligned(p.dx, 4 * VECTOR);
   float g[ROWS][LANE_COLUMNS] = {};
   dn_rows(s, g);
 #pragma unroll
@@ -387,6 +387,7 @@ __device__ __forceinline__ void accumulate_tile(const Shared& s, float (&g)[THRE
 }
 
 // db, and dw = G*gamma + outer(db, beta), element by element of this thread's tiles.
+template <bool FAST>
 __device__ __forceinline__ void emit_tiles(const Params& p, const Shared& s, const float (&g)[THREAD_TILES][TILE_O][TILE_H],
                                            const float (&db)[THREAD_TILES][TILE_O]) {
 #pragma unroll
@@ -406,7 +407,7 @@ __device__ __forceinline__ void emit_tiles(const Params& p, const Shared& s, con
       float dw[TILE_H];
 #pragma unroll
       for (int j = 0; j < TILE_H; ++j) dw[j] = fmaf(g[n][i][j], gamma[j], db[n][i] * beta[j]);
-      emit_vector(p, p.dw, AT_DW, static_cast<index_t>(o) * HIDDEN + h, dw, HIDDEN - h);
+      emit_vector<FAST>(p, p.dw, AT_DW, static_cast<index_t>(o) * HIDDEN + h, dw, HIDDEN - h);
     }
   }
 }
@@ -433,30 +434,35 @@ __device__ __forceinline__ float sum_of_warps(const float* from, int h) {
   return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) row_shared(const __grid_constant__ Params p) {
+// The whole kernel. FAST: every tensor begins at a multiple of 16 bytes, and all rows fit one tile.
+// That saves mostly instructions, which take their time to be fetched in a kernel of a microsecond or two.
+template <bool FAST>
+__device__ __forceinline__ void backward(const Params& p) {
   const Shared s = shared_layout();
   const bool want_dgamma = WANT_DGAMMA && p.dgamma, want_dbeta = WANT_DBETA && p.dbeta;
   const bool want_dn = (WANT_DX && p.dx) || (!IDENTITY && (want_dgamma || want_dbeta));
   const bool want_g = (WANT_DW && p.dw) || (WANT_DB && p.db) || (IDENTITY && (want_dgamma || want_dbeta));
   float g[THREAD_TILES][TILE_O][TILE_H] = {}, db[THREAD_TILES][TILE_O] = {};
   float dgamma[LANE_COLUMNS] = {}, dbeta[LANE_COLUMNS] = {};
+  constexpr bool ONE_TILE = FAST;
+  const int64_t stride = TILE_ROWS;
+  int64_t first = 0;
 
-  const int64_t start = 0, stride = TILE_ROWS;
-  stage<HIDDEN, H_PITCH, O_PITCH>(s.w, p.w, OUT);
+  stage<FAST, HIDDEN, H_PITCH, O_PITCH>(s.w, p.w, OUT);
   stage_vector(s.gamma, p.gamma, 1.0f);
   stage_vector(s.beta, p.beta, 0.0f);
   // One round for every tile, and a round without a row where there are none at all: it leaves zeros.
-  for (int64_t first = start; first == start || first < p.rows; first += stride) {
+  for (bool last = false; !last; first += stride) {
+    last = ONE_TILE || first + stride >= p.rows;
     const int valid = p.rows - first < TILE_ROWS ? static_cast<int>(p.rows - first) : TILE_ROWS;
     float xhat[ROWS][LANE_COLUMNS], rstd[ROWS];
-    stage<HIDDEN, H_PITCH, TILE_ROWS>(s.x, p.x + first * HIDDEN, valid);
-    stage<OUT, O_PITCH, TILE_ROWS>(s.dy, p.dy + first * OUT, valid);
+    stage<FAST, HIDDEN, H_PITCH, TILE_ROWS>(s.x, p.x + first * HIDDEN, valid);
+    stage<FAST, OUT, O_PITCH, TILE_ROWS>(s.dy, p.dy + first * OUT, valid);
     wait_for_copies();
     __syncthreads();
     normalize_rows(p, s, xhat, rstd, first, valid);
     if (want_g) share_rows(s, xhat);
-    if (want_dn) backward_rows(p, s, xhat, rstd, first, valid, dgamma, dbeta);
-    const bool last = first + stride >= p.rows;
+    if (want_dn) backward_rows<FAST>(p, s, xhat, rstd, first, valid, dgamma, dbeta);
     if (last) {
       leave_row_vector(s.sums, dgamma);
       leave_row_vector(s.sums + WARPS * H_PITCH, dbeta);
@@ -475,5 +481,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_shared(const __grid_co
       if (want_dbeta) emit(p, p.dbeta, AT_DBETA, h, sum_of_warps(s.sums + WARPS * H_PITCH, h));
     }
   }
-  emit_tiles(p, s, g, db);
+  emit_tiles<FAST>(p, s, g, db);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) row_shared(const __grid_constant__ Params p) {
+  const bool aligned = is_aligned(p.dy, 16) && is_aligned(p.x, 16) && is_aligned(p.w, 16) && is_aligned(p.dx, 16) &&
+                       is_aligned(p.dw, 16);
+  if (aligned && p.rows <= TILE_ROWS) backward<true>(p);
+  else backward<false>(p);
 }

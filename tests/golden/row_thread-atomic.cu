@@ -16,7 +16,7 @@ constexpr bool WANT_DGAMMA = true;
 constexpr bool WANT_DBETA = true;
 constexpr bool WANT_DW = true;
 constexpr bool WANT_DB = true;
-constexpr int THREADS = 128;
+constexpr int THREADS = 128;  // threads in a block
 
 using index_t = int;  // counts elements of w
 

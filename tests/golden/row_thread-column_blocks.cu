@@ -16,12 +16,12 @@ constexpr bool WANT_DGAMMA = true;
 constexpr bool WANT_DBETA = true;
 constexpr bool WANT_DW = true;
 constexpr bool WANT_DB = true;
-constexpr int THREADS = 128;
-constexpr int IDENTITY = 1;
-constexpr int COLUMN_THREADS = 8;
-constexpr int COLUMN_GROUPS = 16;
-constexpr int COLUMN_OUTS = 8;
-constexpr int CHAIN = 1024;
+constexpr int THREADS = 128;  // threads in a block
+constexpr int IDENTITY = 1;  // 1: dgamma and dbeta from G and db; 0: as sums of dn over the rows
+constexpr int COLUMN_THREADS = 8;  // neighbouring columns a block owns at once
+constexpr int COLUMN_GROUPS = 16;  // groups of threads that share out the rows of w
+constexpr int COLUMN_OUTS = 8;  // rows of w a thread owns at once
+constexpr int CHAIN = 1024;  // rows summed in one float32 chain
 
 using index_t = int;  // counts elements of w
 // Names of the gradients for emit(); this reduction keeps no partial sums and uses none of the numbers.

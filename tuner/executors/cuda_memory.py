@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.params import INPUTS
+from codegen.params import READ
 from tuner.errors import LaunchError
 from tuner.executors.cuda_context import Gpu
 from tuner.inputs import Array32, Inputs
@@ -183,7 +183,7 @@ class Memory:
         if key in self._inputs:
             self._inputs.move_to_end(key)
             return self._inputs[key][2]
-        arrays = {name: array for name in INPUTS if (array := getattr(inputs, name)) is not None}
+        arrays = {name: array for name in READ if (array := getattr(inputs, name)) is not None}
         layout = Layout({name: array.size for name, array in arrays.items()})
         self._shrink(MAX_CACHED_INPUTS - 1, self._gpu.memory_bytes // CACHE_SHARE - layout.total_bytes)
         allocation = self._allocate(layout.total_bytes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from codegen.limits import Limits
-from codegen.params import INPUTS, pack
+from codegen.params import READ, pack
 from codegen.plan import Fill, Launch
 from codegen.problem import GRADIENTS
 from codegen.render import Source
@@ -77,10 +78,12 @@ class HostProgram:
         self._sms = sms
         self.resources: dict[str, Resources] = {}
 
-    def run(self, inputs: Inputs, wants: frozenset[str], *, order: str = "forward", layout: Layout = "end") -> Gradients:
-        """One call on fresh outputs that were filled with NaN. Gradients that are not in `wants` are None.
+    def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan, order: str = "forward",
+            layout: Layout = "end") -> Gradients:
+        """One call. Gradients that are not in `wants` are None.
 
         Args:
+            prefill: what outputs and workspace hold before the call.
             order: of blocks and threads: "forward", "reverse" or "shuffled:<seed>". A kernel without races gives the same
                 result in each, but for atomic additions, whose roundings follow the order.
             layout: which end of every buffer lies against its fence: "end" or "begin". The two together find every access
@@ -91,7 +94,7 @@ class HostProgram:
         """
         rows = inputs.x.shape[0]
         with self._kernels.memory(layout) as memory:
-            given = {name: array for name in INPUTS if (array := getattr(inputs, name)) is not None}
+            given = {name: array for name in READ if (array := getattr(inputs, name)) is not None}
             for name, array in given.items():
                 memory.add_input(name, array)
             for name, shape in gradient_shapes(rows, inputs.hidden, inputs.out).items():
@@ -99,13 +102,15 @@ class HostProgram:
                     memory.add_output(name, shape)
             for buffer in self._plan.workspace:
                 memory.add_output(buffer.name, (buffer.size.evaluate(rows, self._sms),))
+            for name in memory.addresses.keys() - given.keys():
+                memory.fill(name, prefill)
             splits = self._plan.splits.evaluate(rows, self._sms)
             params = pack(self._plan, {**memory.addresses, "rows": rows, "eps": inputs.eps, "splits": splits})
             for step in self._plan.steps:
                 if isinstance(step, Fill):
                     for name in step.names:
                         if name in memory.addresses:
-                            memory.zero(name)
+                            memory.fill(name, 0.0)
                 else:
                     self._launch(step, rows, params, memory, order)
             _check_unchanged(given, memory)

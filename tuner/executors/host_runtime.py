@@ -108,9 +108,9 @@ class Memory:
         self._views[name] = np.ctypeslib.as_array((ctypes.c_float * size).from_address(address)).reshape(shape)
         return address
 
-    def zero(self, name: str) -> None:
-        """Sets an output to zero."""
-        self._views[name].fill(0.0)
+    def fill(self, name: str, value: float) -> None:
+        """Sets every element of an output."""
+        self._views[name].fill(value)
 
     def read(self, name: str) -> NDArray[np.float32]:
         """A copy of a buffer's contents."""

@@ -1,4 +1,4 @@
-// What Python calls. host_memory.py and host.py declare the same functions and the same struct.
+// What Python calls. host_runtime.py declares the same functions and the same struct.
 #include <stdio.h>
 
 #include <algorithm>

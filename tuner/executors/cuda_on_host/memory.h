@@ -31,7 +31,7 @@ class Pages {
 };
 
 // `end`: a buffer's last byte is the last one before the fence. `begin`: its first byte is the first one after the fence. Between
-// them the two find every access outside of the buffer. Cast from the integers of host_toolchain.py.
+// them the two find every access outside of the buffer. Cast from the integers of host_runtime.py.
 enum class Layout : int { end, begin };
 
 // One buffer of float32 elements.

@@ -1,0 +1,156 @@
+"""A1: fast and wrong never wins. Faulty kernels are planted among the candidates, where they would be the fastest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from codegen.config import Config
+from codegen.limits import target
+from codegen.problem import Problem, Shape
+from codegen.render import Source
+from codegen.space import valid_configs
+from tests.fake_gpu import FakeGpu, Run, failing_launch, rugged
+from tests.numpy_kernels import FAULTY_KERNELS, PLAIN
+from tuner.costmodel import plausible_us, predict
+from tuner.executors import Executor, Program
+from tuner.inputs import Gradients, Inputs
+from tuner.outcome import TuneResult
+from tuner.records import Status
+from tuner.tuning import tune
+
+SHAPE = Shape(4, 4, 8, 16)
+VARIANT = "row_warp"
+TILE = 4
+
+
+def ranked() -> list[Config]:
+    """The candidates, fastest predicted first: the first of these are tried on every executor."""
+    problem, limits = Problem.of(SHAPE), target("sm_90")
+    return sorted(valid_configs(problem, limits, [VARIANT]), key=lambda config: predict(problem, config, limits).time_us)
+
+
+# --- on kernels that run -----------------------------------------------------------------------------------------------------
+
+Plant = Callable[[Source], Source]
+
+
+def text_fault(pattern: str, replacement: str) -> Plant:
+    """Changes the CUDA text; a pattern that is not there is a fault of this test."""
+    def plant(source: Source) -> Source:
+        text, count = re.subn(pattern, replacement, source.text)
+        assert count, f"{pattern} does not occur"
+        return replace(source, text=text)
+    return plant
+
+
+def too_much_shared_memory(source: Source) -> Source:
+    first, *others = source.plan.launches
+    steps = tuple(replace(first, shared_bytes=1 << 20) if step is first else step for step in source.plan.steps)
+    assert steps != source.plan.steps and len(steps) == len(others) + 1
+    return replace(source, plan=replace(source.plan, steps=steps))
+
+
+PLANTS: Mapping[str, Plant] = {
+    "returns at once": text_fault(r"(__global__ void [^{;]*Params p\) \{)", r"\1 return;"),
+    "last tile skipped": text_fault(r"\bp\.rows\b", f"(p.rows > {TILE} ? p.rows - {TILE} : p.rows)"),
+    "divides by H - 1": text_fault(r"sum_d2 / HIDDEN", "sum_d2 / (HIDDEN - 1)"),
+    "mean term doubled": text_fault(r"- mean_g -", "- 2.0f * mean_g -"),
+    "launch fails": too_much_shared_memory,
+}
+
+
+class Planting:
+    """An executor that changes some sources before it compiles them."""
+
+    def __init__(self, inner: Executor, plants: Mapping[Config, Plant]) -> None:
+        self._inner = inner
+        self._plants = plants
+        self.name, self.device, self.limits = inner.name, inner.device, inner.limits
+
+    def compile(self, source: Source) -> Program:
+        plant = self._plants.get(source.config)
+        return self._inner.compile(source if plant is None else plant(source))
+
+
+def check(result: TuneResult, planted: Mapping[Config, str]) -> None:
+    """Each plant was tried and rejected with a reason; one of the others won."""
+    records = {record.config: record for record in result.records}
+    for config, name in planted.items():
+        assert records[config].status not in (Status.OK, Status.NOT_RUN), name
+        assert records[config].reason, name
+    assert result.winner is not None and result.winner.config not in planted
+
+
+def test_planted_kernels_never_win(executor: Executor) -> None:
+    candidates = [config for config in ranked() if config["reduction"] != "atomic"]
+    planted = dict(zip(candidates, PLANTS, strict=False))
+    planting = Planting(executor, {config: PLANTS[name] for config, name in planted.items()})
+    result = tune(SHAPE, executor=planting, variants=[VARIANT], trials=10, deterministic=True)
+    check(result, planted)
+    statuses = {name: record.status for record in result.records if (name := planted.get(record.config))}
+    assert statuses["launch fails"] == Status.LAUNCH_ERROR
+    assert statuses["divides by H - 1"] == statuses["mean term doubled"] == Status.WRONG
+    if executor.name == "host":
+        clean = tune(SHAPE, executor=executor, variants=[VARIANT], trials=10, deterministic=True)
+        expected = min((record for record in clean.valid() if record.config not in planted), key=lambda record: record.best_us)
+        assert result.winner is not None and result.winner.config == expected.config
+
+
+# --- on times that would win -------------------------------------------------------------------------------------------------
+
+
+def returns_at_once(inputs: Inputs, wants: frozenset[str]) -> Gradients:
+    right = PLAIN(inputs, wants).present()
+    return Gradients(**{name: np.full_like(array, np.nan) for name, array in right.items()})
+
+
+def skips_the_last_tile(inputs: Inputs, wants: frozenset[str]) -> Gradients:
+    done = max(1, inputs.rows - TILE)
+    result = PLAIN(inputs.first(done), wants)
+    assert result.dx is not None
+    return replace(result, dx=np.concatenate([result.dx, np.zeros((inputs.rows - done, inputs.hidden), np.float32)]))
+
+
+FAKES: Mapping[str, Run] = {
+    "returns at once": returns_at_once,
+    "last tile skipped": skips_the_last_tile,
+    "divides by H - 1": FAULTY_KERNELS["unbiased variance"],
+    "mean term doubled": FAULTY_KERNELS["mean term doubled"],
+    "launch fails": failing_launch,
+}
+
+
+def test_faults_are_rejected_though_they_are_the_fastest() -> None:
+    candidates = ranked()[::3]
+    planted = dict(zip(candidates, FAKES, strict=False))
+    gpu = FakeGpu(lambda config: 0.6 if config in planted else rugged(config),
+                  {config: FAKES[name] for config, name in planted.items()})
+    result = tune(SHAPE, executor=gpu, variants=[VARIANT])
+    check(result, planted)
+    expected = min((config for config in ranked() if config not in planted), key=rugged)
+    assert result.winner is not None and result.winner.config == expected
+    assert not planted.keys() & set(gpu.timed)
+
+
+def test_no_winner_is_faster_than_hardware_allows() -> None:
+    suspect = ranked()[4]
+    least = plausible_us(Problem.of(SHAPE), FakeGpu.limits)
+    result = tune(SHAPE, executor=FakeGpu(lambda config: 0.9 * least if config == suspect else rugged(config)), variants=[VARIANT])
+    records = {record.config: record for record in result.records}
+    assert records[suspect].status == Status.IMPLAUSIBLE
+    assert "at least" in (records[suspect].reason or "")
+    check(result, {suspect: "faster than memory"})
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_a_run_of_nothing_but_faults_has_no_winner(name: str) -> None:
+    from tuner.errors import NoValidKernel
+
+    every = dict.fromkeys(valid_configs(Problem.of(SHAPE), FakeGpu.limits, ["row_thread"]), FAKES[name])
+    with pytest.raises(NoValidKernel, match=rf"no valid kernel: {len(every)} of {len(every)} candidates"):
+        tune(SHAPE, executor=FakeGpu(kernels=every), variants=["row_thread"])

@@ -1,0 +1,277 @@
+"""The artifact as text: what it says, what compilers make of it, which configs it holds, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from codegen.artifact import ArtifactInfo, ArtifactKernel, ErrorFigures, artifact
+from codegen.errors import CodegenError, InvalidConfig
+from codegen.limits import TARGETS, target
+from codegen.problem import GRADIENTS, Problem
+from codegen.render import render
+from codegen.space import make_config, parse_config, why_refused, why_wasteful
+from codegen.variants import MAX_SINGLE_BLOCK_ROWS, VARIANTS
+from tests.artifact_cases import INFO, PROBLEM, SHAPE, SINGLE_BLOCK, THREE, make, one, source
+from tests.host_artifact import HostArtifact
+from tuner.artifact import MAX_CONFIGS, serve_all_rows, write_artifact
+from tuner.executors.host_toolchain import find_compiler
+from tuner.guess import best_predicted
+from tuner.outcome import TuneResult
+from tuner.records import Record, RunInfo, Status
+from tuner.store import Store
+from tuner.toolchain import find_nvcc
+from tuner.validate import GradientError
+
+ARCHITECTURES = tuple(target(name).arch for name in TARGETS)
+EXPORTED = {"lnl_backward", "lnl_backward_workspace_bytes", "lnl_backward_info"}
+STRICT = ("-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror")
+
+
+def run(command: Sequence[str | Path], folder: Path) -> str:
+    """What a program says; the test fails unless it succeeds."""
+    done = subprocess.run([str(part) for part in command], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def nvcc(folder: Path, *arguments: str, arch: str = "sm_90a") -> None:
+    run([find_nvcc(arch).path, "-std=c++17", f"-arch={arch}", *arguments], folder)
+
+
+def strong_symbols(folder: Path, *arguments: str) -> set[str]:
+    """Names of what a library or object defines for others; inline functions, which any program may repeat, are left out."""
+    lines = [line.split() for line in run(["nm", "--defined-only", *arguments], folder).splitlines()]
+    return {parts[-1] for parts in lines if len(parts) == 3 and parts[1].isupper() and parts[1] not in "VWA"}
+
+
+# --- What compilers make of it --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_nvcc_makes_a_library_that_exports_the_interface_alone(arch: str, tmp_path: Path) -> None:
+    (tmp_path / "best.cu").write_text(make(*THREE).cu)
+    nvcc(tmp_path, *STRICT, "-shared", "-Xcompiler", "-fPIC", "best.cu", "-o", "libbest.so", arch=arch)
+    assert strong_symbols(tmp_path, "-D", "libbest.so") == EXPORTED
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nvcc_takes_each_variant_alone_without_a_warning(variant: str, tmp_path: Path) -> None:
+    (tmp_path / "best.cu").write_text(one(variant).cu)
+    nvcc(tmp_path, *STRICT, "-c", "best.cu", "-o", "best.o")
+
+
+def test_the_self_test_compiles_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "best.cu").write_text(make(*THREE).cu)
+    nvcc(tmp_path, *STRICT, "-DLNL_SELF_TEST", "best.cu", "-o", "best_test")
+
+
+def test_two_artifacts_link_into_one_program(tmp_path: Path) -> None:
+    (tmp_path / "best.cu").write_text(make((SINGLE_BLOCK, 40), ("row_warp", None)).cu)
+    for name in ("first", "second"):
+        nvcc(tmp_path, f"-DLNL_NAME={name}", "-c", "best.cu", "-o", f"{name}.o")
+    run(["ld", "-r", "first.o", "second.o", "-o", "both.o"], tmp_path)
+    functions = {name for name in strong_symbols(tmp_path, "-g", "both.o") if not name.startswith("_Z")}
+    assert functions == {symbol.replace("lnl_backward", name) for symbol in EXPORTED for name in ("first", "second")}
+
+
+def test_it_includes_nothing_but_the_standard_library_and_the_runtime() -> None:
+    included = re.findall(r"^#include (.*)$", make(*THREE).cu, re.MULTILINE)
+    assert included == ["<atomic>", "<cstddef>", "<cstdint>", "<cuda_runtime.h>",
+                        "<algorithm>", "<cmath>", "<cstdio>", "<cstdlib>", "<vector>"]
+    assert 'extern "C" __global__' not in make(*THREE).cu
+
+
+@pytest.mark.parametrize(("language", "standard"), [("c", "c99"), ("c++", "c++11")])
+def test_the_header_is_c_and_cxx_and_serves_several_names(language: str, standard: str, tmp_path: Path) -> None:
+    (tmp_path / "best.h").write_text(one(SINGLE_BLOCK).header)
+    (tmp_path / "use.c").write_text(
+        '#include "best.h"\n#include "best.h"\n#define LNL_NAME other\n#include "best.h"\n#undef LNL_NAME\n'
+        "int use(void *t, int64_t n);\n"
+        "int use(void *t, int64_t n) {\n"
+        "  return lnl_backward_workspace_bytes(n) == SIZE_MAX && other_info()[0] == '{' && other_workspace_bytes(n) &&\n"
+        "         lnl_backward_info() && other(t, t, t, t, t, t, t, t, t, t, t, n, 1e-5f, 0) == 0 ?\n"
+        "         lnl_backward(t, t, 0, 0, t, t, 0, 0, 0, 0, t, n, 1e-5f, (struct CUstream_st *)0) : 1;\n"
+        "}\n")
+    strict = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+    run([*find_compiler().command, "-x", language, f"-std={standard}", *strict, "-c", "use.c", "-o", "use.o"], tmp_path)
+    undefined = set(run(["nm", "-u", "use.o"], tmp_path).replace("U", "").split())
+    assert undefined == {symbol.replace("lnl_backward", name) for symbol in EXPORTED for name in ("lnl_backward", "other")}
+
+
+def test_the_header_declares_what_the_file_defines(tmp_path: Path) -> None:
+    text = one(SINGLE_BLOCK)
+    (tmp_path / "best.h").write_text(text.header)
+    (tmp_path / "best.cu").write_text('#include "best.h"\n' + text.cu)
+    nvcc(tmp_path, "-c", "best.cu", "-o", "best.o")
+
+
+# --- What it says ---------------------------------------------------------------------------------------------
+
+
+def banner(cu: str) -> str:
+    """The comment the file opens with."""
+    return cu[:cu.index("\n\n")]
+
+
+@pytest.mark.parametrize(("measured", "word", "other"), [(True, "measured", "predicted"), (False, "predicted", "measured:")])
+def test_the_banner_says_what_the_file_is(measured: bool, word: str, other: str) -> None:
+    said = banner(make(*THREE, info=replace(INFO, measured=measured)).cu)
+    assert all(line.startswith("//") for line in said.splitlines())
+    for text in (str(SHAPE), str(parse_config(SINGLE_BLOCK)), "for 0 to 40 rows", str(parse_config(THREE[2][0])),
+                 "for 301 rows and more", "Some GPU, sm_90a", f"2.04 us a call, {word}", "25 % of the limit of 0.51 us",
+                 INFO.generator, "it is yours"):
+        assert text in said, text
+    assert other not in said
+    for name in GRADIENTS:
+        assert re.search(rf"\b{name} +1\.2e-07 of its norm; the worst element at 0\.31 of its bound", said)
+
+
+def test_the_info_is_the_banner_as_json(store: Store, tmp_path: Path) -> None:
+    info = json.loads(HostArtifact(make(*THREE).cu, store, tmp_path).info)
+    assert info == {
+        "schema": 1, "generator": INFO.generator, "shape": [3, 5, 24, 7], "dtype": "float32", "wants": list(GRADIENTS),
+        "config": str(parse_config(SINGLE_BLOCK)),
+        "configs": [{"last_rows": last, "config": str(parse_config(config))} for config, last in THREE],
+        "max_rows": 2**40, "gpu": "Some GPU", "arch": "sm_90a", "time_us": 2.04, "time_is": "measured", "floor_us": 0.51,
+        "errors": {name: {"normwise": 1.2e-7, "bound_ratio": 0.31} for name in GRADIENTS}}
+
+
+def test_names_from_outside_stay_words(store: Store, tmp_path: Path) -> None:
+    gpu, generator = 'A "GPU"\nof two\u2028lines )json"; #error */ ??/ \\', 'made by )json'
+    info = replace(INFO, gpu=gpu, generator=generator, errors={"dx": ErrorFigures(float("nan"), float("inf"))})
+    said = json.loads(HostArtifact(one(SINGLE_BLOCK, info=info).cu, store, tmp_path).info)
+    assert said["gpu"] == gpu and said["generator"] == generator
+    assert said["errors"] == {"dx": {"normwise": None, "bound_ratio": None}}
+
+
+@pytest.mark.parametrize("ends", [(None, None), (40, 300), (300, 40, None), (-1, None)])
+def test_configs_must_serve_rising_row_counts(ends: tuple[int | None, ...]) -> None:
+    with pytest.raises(InvalidConfig, match="rising row counts"):
+        make(*((SINGLE_BLOCK, last) for last in ends))
+
+
+def test_configs_must_belong_together() -> None:
+    kernels = [ArtifactKernel(source(SINGLE_BLOCK), 40), ArtifactKernel(source(SINGLE_BLOCK, Problem(15, 24, 8)))]
+    for wrong in (kernels, []):
+        with pytest.raises(CodegenError):
+            artifact(wrong, INFO)
+
+
+def test_a_config_is_not_given_more_rows_than_its_grid_has_room_for() -> None:
+    config = "row_thread:reduction=atomic,threads=32"
+    make((config, 32 * (2**31 - 1)), (SINGLE_BLOCK, None))
+    with pytest.raises(InvalidConfig, match="at most"):
+        make((config, 32 * (2**31 - 1) + 1), (SINGLE_BLOCK, None))
+
+
+def test_outputs_that_are_not_computed_are_named() -> None:
+    header = one("row_warp", replace(PROBLEM, wants=frozenset({"dx"}))).header
+    assert re.search(r"dw +\[7, 24\]  not computed", header) and re.search(r"dx +\[rows, 24\]  overwritten", header)
+
+
+# --- Which configs it holds -----------------------------------------------------------------------------------
+
+H200 = target("sm_90")
+
+
+def served(problem: Problem, config: str, choose: dict[int, str]) -> list[tuple[str, int | None]]:
+    """Configs and last row counts, where `choose` has what is taken for a row count."""
+    kernels = serve_all_rows(render(problem, parse_config(config)), H200, lambda at: parse_config(choose[at.rows]))
+    return [(str(kernel.source.config), kernel.last_rows) for kernel in kernels]
+
+
+def test_a_config_that_is_fit_everywhere_stands_alone() -> None:
+    assert served(replace(PROBLEM, rows=300), "row_warp", {}) == [(str(make_config("row_warp")), None)]
+
+
+def test_a_single_block_gives_way_to_the_choice_for_the_first_row_count_it_is_not_fit_for() -> None:
+    assert MAX_SINGLE_BLOCK_ROWS == 4096
+    assert served(PROBLEM, SINGLE_BLOCK, {8192: "row_warp"}) == [
+        (str(parse_config(SINGLE_BLOCK)), 4096), (str(make_config("row_warp")), None)]
+
+
+def test_a_tuned_row_count_that_is_no_power_of_two_is_served() -> None:
+    problem = replace(PROBLEM, rows=4000)
+    assert served(problem, SINGLE_BLOCK, {8192: "row_warp"})[0] == (str(parse_config(SINGLE_BLOCK)), 4096)
+    shared = "row_shared:splits=16,reduction=two_pass"  # one chain of 4096 rows a split
+    assert served(replace(PROBLEM, rows=65000), shared, {131072: "row_warp"})[0][1] == 65536
+    assert served(replace(PROBLEM, rows=65537), SINGLE_BLOCK, {131072: "row_warp"})[0][1] == 65537
+
+
+def test_the_last_of_three_is_chosen_for_the_largest_row_count_if_it_must_be() -> None:
+    shared = "row_shared:splits={},reduction=two_pass"
+    most = 2**30  # 2 * 24 + 7 values of four bytes a row fill 256 GiB
+    chosen = {8192: shared.format(16), 131072: shared.format(32), most: "row_warp"}
+    assert served(PROBLEM, SINGLE_BLOCK, chosen) == [
+        (str(parse_config(SINGLE_BLOCK)), 4096), (str(parse_config(chosen[8192])), 65536), (str(make_config("row_warp")), None)]
+
+
+def test_fewer_rows_than_a_bounded_workspace_allows_have_a_config_of_their_own() -> None:
+    problem = Problem(1 << 20, 512, 512)
+    two_pass = "row_warp:splits=64,reduction=two_pass,grads=identity"
+    below = next(rows for rows in (2**n for n in range(19, -1, -1))
+                 if why_refused(replace(problem, rows=rows), parse_config(two_pass), H200))
+    other = "row_warp:splits=16,reduction=two_pass,grads=identity"
+    assert served(problem, two_pass, {2 * below - 1: other}) == [
+        (str(parse_config(other)), 2 * below - 1), (str(parse_config(two_pass)), None)]
+
+
+@pytest.mark.parametrize("problem", [Problem(16, 8, 16), Problem(512, 64, 64), Problem(1 << 20, 64, 64), Problem(8192, 768, 2304),
+                                     Problem(1, 4096, 4096), Problem(16, 8, 16, deterministic=True)],
+                         ids=lambda problem: f"{problem.rows}-{problem.hidden}-{problem.out}-{problem.deterministic}")
+def test_every_row_count_has_a_config_that_is_fit(problem: Problem) -> None:
+    kernels = serve_all_rows(render(problem, best_predicted(problem, H200)), H200, lambda at: best_predicted(at, H200))
+    assert 1 <= len(kernels) <= MAX_CONFIGS and kernels[-1].last_rows is None
+    assert any(kernel.source.config == best_predicted(problem, H200) for kernel in kernels)
+    for rows in (2**n for n in range(29)):
+        config = next(kernel.source.config for kernel in kernels if kernel.last_rows is None or rows <= kernel.last_rows)
+        at = replace(problem, rows=rows)
+        assert why_refused(at, config, H200) is None
+        reason = why_wasteful(at, config) or ""
+        assert "idle" not in reason and "accuracy" not in reason
+
+
+def test_info_is_of_the_config_that_serves_the_tuned_rows() -> None:
+    info: ArtifactInfo = replace(INFO, shape=replace(SHAPE, seq=50))
+    assert f"Config    {parse_config(THREE[1][0])}" in banner(make(*THREE, info=info).cu)
+
+
+# --- How it is written ---------------------------------------------------------------------------------------------
+
+
+def result(winner: Record | None, executor: str) -> TuneResult:
+    run = RunInfo(str(SHAPE), "float32", ",".join(GRADIENTS), False, 1e-5, "fp32", executor, "NVIDIA H200", "sm_90", 0, 24, None,
+                  "2026-01-02T03:04:05+00:00", "a command", "0.1.0", 100, 10, {})
+    return TuneResult(run, PROBLEM, H200, () if winner is None else (winner,), winner)
+
+
+def winning(measured: bool) -> Record:
+    errors = {name: GradientError(2e-7, 0.25) for name in GRADIENTS}
+    final_us = 2.0 if measured else None
+    return Record(parse_config(SINGLE_BLOCK), Status.OK, time_us=3.0, measured=measured, final_us=final_us, errors=errors)
+
+
+@pytest.mark.parametrize(("executor", "measured", "gpu", "time"), [
+    ("cuda", True, "NVIDIA H200, sm_90a", "2 us a call, measured"), ("host", False, "H200, sm_90a", "3 us a call, predicted")])
+def test_a_winner_is_written_with_its_figures(executor: str, measured: bool, gpu: str, time: str, tmp_path: Path) -> None:
+    winner, folder = winning(measured), tmp_path / "new"
+    write_artifact(folder / "best.cu", folder / "best.h", source(SINGLE_BLOCK), result(winner, executor))
+    assert sorted(path.name for path in folder.iterdir()) == ["best.cu", "best.h"]
+    said = banner((folder / "best.cu").read_text())
+    for text in (str(winner.config), "for 0 to 4096 rows", f" {gpu}\n", time,
+                 "dx     2.0e-07 of its norm; the worst element at 0.25", "lnl-tuner 0.1.0, 2026-01-02T03:04:05+00:00"):
+        assert text in said, text
+    assert "int LNL_NAME(" in (folder / "best.h").read_text()
+
+
+def test_without_a_winner_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="winner"):
+        write_artifact(tmp_path / "best.cu", tmp_path / "best.h", source(SINGLE_BLOCK), result(None, "host"))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,282 @@
+"""The command lines: the main job from a shape to best.cu, exit codes, and one sentence for every mistake of a user."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import codegen.__main__ as codegen_cli
+from codegen.problem import GRADIENTS
+from codegen.space import parse_config
+from codegen.variants import VARIANTS
+from tests.fake_gpu import FakeGpu, failing_launch
+from tuner import cli
+from tuner.calls import configs
+from tuner.errors import ToolchainError
+from tuner.records import Status, read_trials
+from tuner.tuning import SHORTLIST
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = {"best.cu", "best.h", "best.json", "trials.jsonl", "report.md"}
+
+
+def tuner_process(*arguments: str, store: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "LNL_STORE": str(store), "COLUMNS": "120"}
+    return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], cwd=ROOT, env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+
+# --- the main job --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def main_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float]:
+    """The main job on this machine's CPU with a cold store: its folder, its output, and the seconds of CPU it took."""
+    folder = tmp_path_factory.mktemp("main-job")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = tuner_process("--shape", "4,4,8,16", "--executor", "host", "--out", str(folder / "out"), store=folder / "store")
+    output, errors = process.communicate()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert process.returncode == 0, errors
+    return folder / "out", output, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_the_main_job_ends_within_a_minute_on_two_cores(main_job: tuple[Path, str, float]) -> None:
+    """Counted in CPU time, which is the same on a busy machine; 60 s of two cores, a quarter of which may idle."""
+    assert main_job[2] < 90
+
+
+def test_the_main_job_writes_its_files_and_nothing_else(main_job: tuple[Path, str, float]) -> None:
+    folder, output, _ = main_job
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert all(str(folder / name) in output for name in FILES)
+
+
+def test_the_main_job_records_every_valid_config(main_job: tuple[Path, str, float]) -> None:
+    info, records = read_trials(main_job[0] / "trials.jsonl")
+    assert info.command == f"python -m tuner --shape 4,4,8,16 --executor host --out {main_job[0]}"
+    assert info.executor == "host" and info.target == "sm_90a"
+    assert [record.config for record in records] != configs("4,4,8,16")
+    assert {record.config for record in records} == set(configs("4,4,8,16"))
+    run = [record for record in records if record.status is not Status.NOT_RUN]
+    assert all(record.status is Status.OK for record in run)
+    assert SHORTLIST <= len(run) <= SHORTLIST + len(VARIANTS)
+    assert {record.config.variant for record in run} == set(VARIANTS)
+    assert all(record.time_us and not record.measured for record in records)
+    assert all(set(record.errors) == set(GRADIENTS) and 16 in record.rows for record in run)
+
+
+def test_the_winner_is_the_fastest_validated(main_job: tuple[Path, str, float]) -> None:
+    best = json.loads((main_job[0] / "best.json").read_text())
+    _, records = read_trials(main_job[0] / "trials.jsonl")
+    valid = {str(record.config): record.best_us for record in records if record.status is Status.OK}
+    assert best["schema"] == 1
+    assert valid[best["winner"]["config"]] == min(valid.values())
+    assert set(best["best_by_variant"]) == set(VARIANTS)
+    assert str(parse_config(best["winner"]["config"])) in (main_job[0] / "best.cu").read_text()
+
+
+def test_predicted_times_are_called_predicted(main_job: tuple[Path, str, float]) -> None:
+    folder, output, _ = main_job
+    for text in (output, (folder / "report.md").read_text()):
+        assert "predicted" in text and "us measured" not in text
+    for name in ("best.cu", "best.json"):
+        assert "predicted" in (folder / name).read_text()
+
+
+def test_the_console_shows_the_five_errors_and_the_paths(main_job: tuple[Path, str, float]) -> None:
+    lines = main_job[1].splitlines()
+    for name in GRADIENTS:
+        assert any(name in line.split() and "e-" in line for line in lines), name
+    for name in VARIANTS:
+        assert any(name in line for line in lines)
+
+
+# --- exit codes and sentences ----------------------------------------------------------------------------------------------------
+
+
+def tuned(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit status and standard error of a call in this process."""
+    try:
+        status = cli.main(arguments.split())
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("", "--shape"),
+    ("--shape 4,4,8", "four whole numbers"),
+    ("--shape 4,4,0,16", "at least 1"),
+    ("--shape 0,4,8,16", "no rows"),
+    ("--shape 4,4,8,16 --executor abacus", "invalid choice"),
+    ("--shape 4,4,8,16 --executor host --target sm_1", "sm_80"),
+    ("--shape 4,4,8,16 --dtype float8", "float32"),
+    ("--shape 4,4,8,16 --eps none", "invalid float"),
+    ("--shape 4,4,8,16 --eps -1", "positive"),
+    ("--shape 4,4,8,16 --variants row_wrap --executor host", "row_warp"),
+    ("--shape 4,4,8,16 --wants dz", "dgamma"),
+    ("--shape 4,4,8,16 --trials 0", "at least 1"),
+    ("--shape 4,4,8,16 --trials few", "invalid int"),
+    ("--shape 4,4,8,16 --timeout -3", "more than 0"),
+    ("--shape 4,4,8,16 --turbo", "unrecognized"),
+    ("--shape 4,4,8,16 --executor host --out /proc/nowhere", "--out"),
+])
+def test_usage_errors_are_one_sentence_and_exit_2(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, errors = tuned(arguments, capsys)
+    assert status == 2
+    assert errors.startswith("tuner: ") and errors.count("\n") == 1
+    assert said in errors
+
+
+def test_p1_a_missing_tool_is_one_sentence_and_exits_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, target: str) -> FakeGpu:
+        raise ToolchainError("no nvcc that compiles for sm_90a was found (tried PATH); install a CUDA toolkit")
+
+    monkeypatch.setattr(cli, "open_executor", missing)
+    status, errors = tuned("--shape 4,4,8,16", capsys)
+    assert (status, errors.count("\n")) == (1, 1)
+    assert "no nvcc" in errors
+    with pytest.raises(ToolchainError):
+        cli.main(["--shape", "4,4,8,16", "--debug"])
+
+
+def test_without_pycuda_the_gpu_is_refused_with_what_to_install(capsys: pytest.CaptureFixture[str],
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+    status, errors = tuned("--shape 4,4,8,16 --executor cuda", capsys)
+    assert (status, errors.count("\n")) == (1, 1)
+    assert "PyCUDA" in errors and "cuda" in errors and "install" in errors
+
+
+def test_no_valid_kernel_exits_1_and_leaves_no_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr(cli, "open_executor", lambda name, target: gpu)
+    command = f"--shape 4,4,8,16 --variants row_thread --out {tmp_path}"
+    assert tuned(command, capsys)[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    gpu.kernels = dict.fromkeys(configs("4,4,8,16", variants=["row_thread"]), failing_launch)
+    status, errors = tuned(command, capsys)
+    assert status == 1
+    assert errors.splitlines()[-1].startswith("tuner: no valid kernel")
+    assert {path.name for path in tmp_path.iterdir()} == {"trials.jsonl", "report.md"}
+    assert "launch error" in (tmp_path / "report.md").read_text()
+
+
+def test_a_shape_no_variant_can_run_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, errors = tuned(f"--shape 1,4,4096,4096 --variants row_shared --executor host --out {tmp_path}", capsys)
+    assert status == 1
+    assert "shared memory" in errors.splitlines()[-1]
+
+
+def test_measured_times_are_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    assert cli.main(["--shape", "4,4,8,16", "--variants", "row_thread", "--out", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "measured" in output and "predicted" not in output
+    assert "predicted" not in (tmp_path / "report.md").read_text()
+
+
+def test_the_default_folder_names_device_shape_and_type(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LNL_REPORTS", raising=False)
+    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    for extra, name in (("", ""), (" --deterministic", "-deterministic"), (" --wants dx,db", "-dx-db")):
+        assert tuned(f"--shape 4,4,8,16 --variants row_thread{extra}", capsys)[0] == 0
+        assert (tmp_path / "reports" / "test" / f"4x4x8x16-float32{name}" / "best.cu").exists()
+
+
+def test_p2_an_interrupt_exits_130_and_keeps_what_was_finished(tmp_path: Path) -> None:
+    """SIGINT goes to the compilers too, as it does from a terminal."""
+    process = tuner_process("--shape", "32,16,64,64", "--executor", "host", "--variants", "row_warp,row_thread", "--out",
+                            str(tmp_path / "out"), store=tmp_path / "store")
+    trials = tmp_path / "out" / "trials.jsonl"
+    deadline = time.monotonic() + 120
+    while not (trials.exists() and trials.read_text().count("\n") >= 3):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors and "interrupted" in errors
+    _, records = read_trials(trials)
+    assert 2 <= len(records) < SHORTLIST
+    assert all(record.status is Status.OK for record in records)
+    assert {path.name for path in trials.parent.iterdir()} == FILES
+    assert "interrupted" in (trials.parent / "report.md").read_text()
+
+
+@pytest.mark.parametrize("module", ["tuner", "codegen"])
+def test_help_is_quick_and_loads_nothing_heavy(module: str) -> None:
+    code = (f"import runpy, sys; sys.argv = ['{module}', '--help']\n"
+            f"try: runpy.run_module('{module}', run_name='__main__', alter_sys=True)\n"
+            "except SystemExit: print(sorted({'optuna', 'pycuda', 'cuda', 'torch'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("[]")
+    assert "usage" in done.stdout
+
+
+# --- python -m codegen -----------------------------------------------------------------------------------------------------------
+
+
+def generated(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    try:
+        status = codegen_cli.main(arguments.split())
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_codegen_lists_every_variant_and_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    status, output, errors = generated("--list", capsys)
+    assert (status, errors) == (0, "")
+    for variant in VARIANTS.values():
+        assert f"{variant.name}:" in output
+        assert all(f"    {name}: " in output for name in variant.choices)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_codegen_prints_cuda(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, output, errors = generated(f"--variant {name} --shape 4,4,8,16", capsys)
+    assert (status, errors) == (0, "")
+    assert "__global__" in output and output.endswith("}\n")
+
+
+def test_codegen_sets_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output, _ = generated("--variant row_warp --shape 4,4,64,16 --set warps=8 vector=2 --set rows=4", capsys)
+    assert "row_warp:warps=8,rows=4,vector=2," in output
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("", "--list"),
+    ("--variant row_warp", "--shape"),
+    ("--variant row_wrap --shape 4,4,8,16", "row_warp"),
+    ("--variant row_warp --shape 4,4,8", "four whole numbers"),
+    ("--variant row_warp --shape 4,4,8,16 --set warps=3", "1, 2, 4, 8"),
+    ("--variant row_warp --shape 4,4,8,16 --set warps", "name=value"),
+    ("--variant row_warp --shape 4,4,8,16 --set turbo=1", "no parameter"),
+    ("--variant row_warp --shape 4,4,7,16 --set vector=2", "does not divide"),
+    ("--variant row_warp --shape 4,4,8,16 --wants dz", "dgamma"),
+    ("--variant row_warp --shape 4,4,8,16 --dtype int8", "float32"),
+    ("--variant row_warp --shape 4,4,8,16 --target sm_1", "sm_90"),
+    ("--variants row_warp", "unrecognized"),
+])
+def test_codegen_mistakes_are_one_sentence_and_exit_2(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, output, errors = generated(arguments, capsys)
+    assert (status, output) == (2, "")
+    assert errors.startswith("codegen: ") and errors.count("\n") == 1
+    assert said in errors

@@ -1,0 +1,148 @@
+"""The cost model ranks sensibly, and the floors are those of the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from codegen.config import Config
+from codegen.limits import TARGETS, target
+from codegen.problem import GRADIENTS, Problem, Shape
+from codegen.space import make_config, parse_config, valid_configs
+from codegen.variants import VARIANTS
+from tuner.costmodel import floor_us, plausible_us, predict, resident_blocks
+from tuner.executors import Resources
+from tuner.guess import best_predicted
+from tuner.work import Setting, work
+
+H200 = target("sm_90")
+
+
+def problem(shape: str) -> Problem:
+    return Problem.of(Shape.parse(shape))
+
+
+def time_us(shape: str, config: str | Config) -> float:
+    parsed = parse_config(config) if isinstance(config, str) else config
+    return predict(problem(shape), parsed, H200).time_us
+
+
+@cache
+def ranked(shape: str) -> dict[Config, float]:
+    """Every valid config's predicted time, fastest first."""
+    at = problem(shape)
+    times = {config: predict(at, config, H200).time_us for config in valid_configs(at, H200)}
+    return dict(sorted(times.items(), key=lambda entry: entry[1]))
+
+
+def fastest(shape: str) -> Config:
+    return next(iter(ranked(shape)))
+
+
+def test_one_block_is_best_for_sixteen_rows() -> None:
+    assert fastest("4,4,8,16")["reduction"] == "single_block"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_block_is_hopeless_for_many_rows(name: str) -> None:
+    alone = make_config(name, {"splits": 1, "reduction": "single_block"})
+    spread = make_config(name, {"splits": 128, "reduction": "two_pass"})
+    assert time_us("1,65536,64,64", alone) > 10 * time_us("1,65536,64,64", spread)
+
+
+def test_two_passes_beat_atomics_where_many_blocks_meet() -> None:
+    config = "row_warp:warps=2,rows=1,splits=128,reduction={}"
+    crowded = "8,128,256,256"
+    assert time_us(crowded, config.format("two_pass")) < time_us(crowded, config.format("atomic"))
+
+
+def test_one_atomic_thread_per_row_never_wins_on_middling_shapes() -> None:
+    times = ranked("32,16,64,64")
+    atomic = min(time for config, time in times.items() if config.variant == "row_thread" and config["reduction"] == "atomic")
+    assert atomic > 20 * min(times.values())
+
+
+def test_shared_memory_beats_one_thread_per_row_on_many_rows() -> None:
+    assert fastest("1,65536,64,64").variant == "row_shared"
+
+
+def test_the_origin_kernel_is_predicted_near_its_measured_time() -> None:
+    """8.8 us without zeroing, launched one by one on an H200; the model counts the four fills too."""
+    fills = 4 * H200.launch_us
+    assert time_us("4,4,8,16", "row_thread:reduction=atomic,splits=1,threads=32") - fills == pytest.approx(8.8, rel=0.3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_more_rows_never_take_less(name: str) -> None:
+    config = make_config(name)
+    times = [time_us(f"1,{rows},64,64", config) for rows in (1, 16, 256, 4096, 65536, 1 << 20)]
+    assert times == sorted(times)
+    assert times[-1] > 5 * times[0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_one_gradient_takes_no_more_than_all(name: str, gradient: str) -> None:
+    every = problem("32,16,64,64")
+    one = replace(every, wants=frozenset({gradient}))
+    config = make_config(name)
+    assert predict(one, config, H200).time_us <= predict(every, config, H200).time_us
+
+
+@pytest.mark.parametrize("shape", ["4,4,8,16", "32,16,64,64", "1,262144,128,128"])
+@pytest.mark.parametrize("arch", TARGETS)
+def test_no_prediction_is_below_what_would_be_believed(shape: str, arch: str) -> None:
+    at, limits = problem(shape), target(arch)
+    for config in list(ranked(shape))[::29]:
+        prediction = predict(at, config, limits)
+        assert prediction.time_us >= plausible_us(at, limits)
+        assert all(step.time_us >= limits.launch_us for step in prediction.steps)
+
+
+@pytest.mark.parametrize(("threads", "registers", "shared", "blocks"), [
+    (256, 32, 0, 8),  # threads: 2048 an SM
+    (32, 16, 0, 32),  # block slots
+    (1024, 64, 0, 1),  # registers: 65536 an SM
+    (128, 255, 0, 2),  # registers come in units of 256 a warp
+    (64, 32, 100_000, 2),  # shared memory, with 1 KB of each block kept by the driver
+    (1024, 255, 300_000, 1),  # more than there is: the launch fails elsewhere, the model still answers
+])
+def test_resident_blocks(threads: int, registers: int, shared: int, blocks: int) -> None:
+    assert resident_blocks(threads, registers, shared, H200) == blocks
+
+
+def test_the_compilers_report_replaces_the_estimate() -> None:
+    at, config = problem("1,65536,64,64"), parse_config("row_shared:threads=128,tile=8x8,splits=1024,reduction=atomic")
+    estimated = predict(at, config, H200)
+    few, many = (predict(at, config, H200, {"row_shared": Resources(registers, 0)}) for registers in (64, 255))
+    assert estimated.estimated and not few.estimated
+    assert few.steps[-1].blocks_per_sm > many.steps[-1].blocks_per_sm
+    assert few.time_us <= many.time_us
+    half_reported = predict(at, parse_config("row_shared"), H200, {"row_shared": Resources(64, 0)})
+    assert half_reported.estimated  # the second kernel's registers are still a guess
+
+
+@pytest.mark.parametrize(("shape", "microseconds"), [
+    ("4,4,8,16", 0.51), ("8,1024,768,2304", 32.7), ("1,262144,128,128", 94.1), ("1,1,4096,4096", 31.4)])
+def test_the_floor_is_copy_bandwidth_or_one_launch(shape: str, microseconds: float) -> None:
+    assert floor_us(problem(shape), H200) == pytest.approx(microseconds, rel=0.01)
+
+
+def test_what_is_not_believed_lies_below_what_l2_could_serve() -> None:
+    """Repeated calls find up to 50 MB in L2: only what goes beyond it must come from memory."""
+    resident, streamed = problem("8,128,256,1024"), problem("1,1048576,64,64")
+    assert plausible_us(resident, H200) < H200.launch_us
+    assert 0.3 * floor_us(streamed, H200) < plausible_us(streamed, H200) < floor_us(streamed, H200)
+
+
+def test_a_kernel_the_model_does_not_know_has_a_cost() -> None:
+    small, large = (work("newcomer", Setting(problem(shape), {}, "atomic", 132, 256, 1, 1e5)) for shape in ("4,4,8,16", "8,128,64,64"))
+    assert 0 < small.chain < large.chain
+
+
+@pytest.mark.parametrize("shape", ["4,4,8,16", "32,16,64,64", "1,71,229,33", "1,262144,128,128", "1,3,100003,2", "1,1,1,1"])
+def test_the_quick_guess_is_near_the_best_of_all(shape: str) -> None:
+    guess = best_predicted(problem(shape), H200)
+    assert ranked(shape)[guess] <= 1.1 * ranked(shape)[fastest(shape)]

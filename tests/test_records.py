@@ -1,0 +1,108 @@
+"""Records of a run: they round-trip, are on disk at once, and are never half-written."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from codegen.space import make_config
+from tuner.errors import InputError
+from tuner.executors import Resources
+from tuner.records import SCHEMA, Journal, Record, RunInfo, Status, read_trials, write_text
+from tuner.validate import GradientError
+
+INFO = RunInfo(
+    shape="4,4,8,16", dtype="float32", wants="dx,dw", deterministic=False, eps=1e-5, accuracy="fp32", executor="cuda",
+    device="NVIDIA Test", target="sm_90a", seed=3, trials=10, timeout_s=None, date="2026-01-02T03:04:05+00:00",
+    command="python -m tuner --shape 4,4,8,16", version="abc", combinations=9, valid=4, refused={"too large": 5})
+
+MEASURED = Record(
+    make_config("row_warp"), Status.OK, None, 2.5, True, 2.25, {"dx": GradientError(1e-7, 0.5), "dw": GradientError(2e-7, 0.75)},
+    (1, 16, 61), {"row_warp": Resources(40, 1024, 8, 16)})
+PREDICTED = Record(make_config("row_thread"), Status.NOT_RUN, "not among the best predicted", 12.5)
+BROKEN = Record(make_config("row_shared"), Status.WRONG, "dx[0,0]: nan", errors={"dx": GradientError(math.inf, math.inf)})
+
+
+@pytest.mark.parametrize("record", [MEASURED, PREDICTED, BROKEN], ids=["measured", "predicted", "broken"])
+def test_a_record_survives_json(record: Record) -> None:
+    text = json.dumps(record.as_json(), allow_nan=False)
+    assert Record.from_json(json.loads(text)) == record
+
+
+def test_a_record_says_whether_its_time_was_measured() -> None:
+    assert MEASURED.as_json()["time"] == {"us": 2.5, "kind": "measured", "final_us": 2.25}
+    assert PREDICTED.as_json()["time"]["kind"] == "predicted"
+    assert BROKEN.as_json()["time"] is None
+
+
+def test_the_final_time_ranks() -> None:
+    assert MEASURED.best_us == 2.25
+    assert replace(MEASURED, final_us=None).best_us == 2.5
+    assert BROKEN.best_us == math.inf
+    assert MEASURED.worst_bound_ratio == 0.75
+
+
+def test_records_are_on_disk_before_the_next_candidate(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "trials.jsonl"
+    journal = Journal(path, INFO)
+    assert read_trials(path) == (INFO, [])
+    for count, record in enumerate((MEASURED, PREDICTED, BROKEN), start=1):
+        journal.add(record)
+        assert len(read_trials(path)[1]) == count
+    assert read_trials(path)[1] == [MEASURED, PREDICTED, BROKEN]
+    journal.close()
+
+
+def test_the_header_is_the_first_line_and_names_the_schema(tmp_path: Path) -> None:
+    Journal(tmp_path / "t.jsonl", INFO).close()
+    header = json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0])
+    assert header["schema"] == SCHEMA
+    assert header["command"] == INFO.command and header["seed"] == 3 and header["date"] == INFO.date
+
+
+def test_settling_replaces_the_records(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    journal = Journal(path, INFO)
+    journal.add(replace(MEASURED, final_us=None))
+    journal.close()
+    journal.settle([MEASURED])
+    assert read_trials(path) == (INFO, [MEASURED])
+
+
+def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    old = Journal(path, INFO)
+    old.add(MEASURED)
+    old.close()
+    Journal(path, replace(INFO, seed=4)).close()
+    assert read_trials(path) == (replace(INFO, seed=4), [])
+
+
+def test_a_line_cut_off_by_a_crash_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    journal = Journal(path, INFO)
+    journal.add(MEASURED)
+    journal.close()
+    path.write_text(path.read_text() + '{"config":"row_w')
+    assert read_trials(path)[1] == [MEASURED]
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", '{"schema": 999}\n', "[1]\n", "no json\n"])
+def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trials.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"trials\.jsonl|schema"):
+        read_trials(path)
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "best.json"
+    write_text(path, "first")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "second, which cannot be encoded: \udc80")
+    assert path.read_text() == "first"
+    assert [entry.name for entry in path.parent.iterdir()] == ["best.json"]
