@@ -226,8 +226,8 @@ def _tuned(ranges: Sequence[_Range], info: ArtifactInfo) -> _Range:
 
 
 def _one_line(text: str) -> str:
-    """Text from outside that can stand in a comment: nothing in it ends the line or carries the comment on to the next."""
-    return " ".join(text.split()).rstrip("\\")
+    """Text from outside as part of a comment that ends with its line."""
+    return " ".join(text.split())
 
 
 def _banner(ranges: Sequence[_Range], info: ArtifactInfo) -> list[tuple[str, str]]:
@@ -240,7 +240,7 @@ def _banner(ranges: Sequence[_Range], info: ArtifactInfo) -> list[tuple[str, str
     for item in ranges:
         if item is not tuned:
             lines += [("", str(item.source.config)),
-                      ("", f"for {item.rows}, where the tuned one would be slow, inexact or short of memory")]
+                      ("", f"for {item.rows}, where the tuned one would be slow, inexact or short of memory; itself not tuned")]
     lines += [
         ("GPU", f"{_one_line(info.gpu)}, {info.arch}"),
         ("Time", f"{info.time_us:.3g} us a call, {how}"),

@@ -17,6 +17,7 @@ from codegen.space import valid_configs
 from tests.fake_gpu import FakeGpu, Run, failing_launch, rugged
 from tests.numpy_kernels import FAULTY_KERNELS, PLAIN
 from tuner.costmodel import plausible_us, predict
+from tuner.errors import NoValidKernel
 from tuner.executors import Executor, Program
 from tuner.inputs import Gradients, Inputs
 from tuner.outcome import TuneResult
@@ -140,7 +141,8 @@ def test_faults_are_rejected_though_they_are_the_fastest() -> None:
 def test_no_winner_is_faster_than_hardware_allows() -> None:
     suspect = ranked()[4]
     least = plausible_us(Problem.of(SHAPE), FakeGpu.limits)
-    result = tune(SHAPE, executor=FakeGpu(lambda config: 0.9 * least if config == suspect else rugged(config)), variants=[VARIANT])
+    gpu = FakeGpu(lambda config: 0.9 * least if config == suspect else rugged(config))
+    result = tune(SHAPE, executor=gpu, variants=[VARIANT])
     records = {record.config: record for record in result.records}
     assert records[suspect].status == Status.IMPLAUSIBLE
     assert "at least" in (records[suspect].reason or "")
@@ -149,8 +151,6 @@ def test_no_winner_is_faster_than_hardware_allows() -> None:
 
 @pytest.mark.parametrize("name", FAKES)
 def test_a_run_of_nothing_but_faults_has_no_winner(name: str) -> None:
-    from tuner.errors import NoValidKernel
-
     every = dict.fromkeys(valid_configs(Problem.of(SHAPE), FakeGpu.limits, ["row_thread"]), FAKES[name])
     with pytest.raises(NoValidKernel, match=rf"no valid kernel: {len(every)} of {len(every)} candidates"):
         tune(SHAPE, executor=FakeGpu(kernels=every), variants=["row_thread"])

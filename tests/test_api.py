@@ -105,6 +105,12 @@ def test_s7_nothing_to_do(executor: Executor, shape: Shape) -> None:
         assert array.shape == size and array.dtype == np.float32 and not array.any()
 
 
+def test_s7_nothing_is_compiled_for_no_rows(data: Inputs) -> None:
+    gpu = FakeGpu()
+    tuner.backward(data.dy[:0], data.x[:0], data.gamma, data.beta, data.w, executor=gpu)
+    assert gpu.compiled == []
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_s7_no_columns_at_all(executor: Executor, shape: tuple[int, int]) -> None:
     out, hidden = shape
@@ -243,9 +249,7 @@ def test_tune_refuses_what_makes_no_sense(options: dict[str, Any], error: type[E
 
 
 def test_errors_have_roots_and_python_kinds() -> None:
-    for error in (tuner.InputError, tuner.InvalidConfig, tuner.InvalidProblem):
-        assert issubclass(error, ValueError)
-    for error in (tuner.InputTypeError, tuner.UnsupportedDtype):
-        assert issubclass(error, TypeError)
+    assert all(issubclass(error, ValueError) for error in (tuner.InputError, tuner.InvalidConfig, tuner.InvalidProblem))
+    assert all(issubclass(error, TypeError) for error in (tuner.InputTypeError, tuner.UnsupportedDtype))
     assert issubclass(tuner.NoValidKernel, tuner.TunerError) and issubclass(tuner.InvalidConfig, tuner.CodegenError)
     assert make_config("row_warp") == parse_config("row_warp")

@@ -144,7 +144,7 @@ def test_the_info_is_the_banner_as_json(store: Store, tmp_path: Path) -> None:
 
 
 def test_names_from_outside_stay_words(store: Store, tmp_path: Path) -> None:
-    gpu, generator = 'A "GPU"\nof two\u2028lines )json"; #error */ ??/ \\', 'made by )json'
+    gpu, generator = 'A "GPU"\nof two\u2028lines )json"; #error */ ??/ \\', 'made by \\ )json'
     info = replace(INFO, gpu=gpu, generator=generator, errors={"dx": ErrorFigures(float("nan"), float("inf"))})
     said = json.loads(HostArtifact(one(SINGLE_BLOCK, info=info).cu, store, tmp_path).info)
     assert said["gpu"] == gpu and said["generator"] == generator

@@ -13,7 +13,7 @@ import pytest
 
 from codegen.artifact import MAX_GRID, MAX_ROWS, ArtifactKernel, artifact
 from codegen.plan import Fill, Plan
-from codegen.problem import GRADIENTS, Problem
+from codegen.problem import GRADIENTS, Problem, Shape
 from tests.artifact_cases import EVERY_REDUCTION, INFO, PROBLEM, THREE, make, one, source, with_sms
 from tests.host_artifact import INVALID_VALUE, NO_KERNEL_IMAGE, TENSORS, HostArtifact, anywhere, self_test
 from tuner.compare import bound_fault
@@ -138,10 +138,13 @@ def test_each_device_has_its_own_number_of_sms(load: Load) -> None:
     made = with_sms()
     loaded = load(artifact([ArtifactKernel(made)], INFO).cu)
     loaded.library.host_cudart_dry(1)
-    for device, sms in ((0, 4), (1, 8), (100, 12), (0, 4), (1, 8), (100, 12)):
-        loaded.library.host_cudart_device(device, sms)
-        assert loaded.call(anywhere(), 2000) == 0
-        assert [line for line in loaded.log() if line.startswith("launch")] == expected_log(made.plan, 2000, sms)
+    for call in (1, 2):
+        for device, sms in ((0, 4), (1, 8), (100, 12)):
+            loaded.library.host_cudart_device(device, sms)
+            assert loaded.call(anywhere(), 2000) == 0
+            log = loaded.log()
+            assert [line for line in log if line.startswith("launch")] == expected_log(made.plan, 2000, sms)
+            assert ("load" in log) == (call == 1 or device == 100), "the hundredth is beyond what is remembered"
 
 
 def test_a_grid_beyond_the_largest_is_refused_and_the_limit_stated(load: Load) -> None:
@@ -264,15 +267,21 @@ def test_the_self_test_passes_and_prints_a_time(store: Store) -> None:
         assert f"\n{rows} rows, first call: " in done.stdout and f"\n{rows} rows, second call: " in done.stdout
 
 
+ATOMIC, SINGLE = "row_thread:reduction=atomic", "row_thread:reduction=single_block,splits=1"
+
+
 @pytest.mark.parametrize(("config", "right", "wrong"), [
-    ("row_thread:reduction=atomic", "dx[h] - mean_g -", "dx[h] -"),
-    ("row_thread:reduction=atomic", "dn * xhat", "1.00001f * dn * xhat"),
-    ("row_thread:reduction=atomic", "if (row >= p.rows) return;", "if (row >= p.rows - (p.rows == 17)) return;"),
-    ("row_thread:reduction=single_block,splits=1", "output[i] = value;", "output[i] += value;"),
-    ("row_thread:reduction=single_block,splits=1", "output[i] = value;", "output[i] = value; output[HIDDEN * OUT] = 0.0f;"),
-])
+    (ATOMIC, "dx[h] - mean_g -", "dx[h] -"),
+    (ATOMIC, "if (row >= p.rows) return;", "if (row >= p.rows - (p.rows == 17)) return;"),
+    (SINGLE, "output[i] = value;", "output[i] += value;"),
+    (SINGLE, "output[i] = value;", "output[i] = value; if (i == HIDDEN * OUT - 1) output[i + 1] = 0.0f;"),
+    # Far too small for the norm of dw, and too much for one element.
+    (SINGLE, "output[i] = value;", "output[i] = (i == 100 ? 1.000005f : 1.0f) * value;"),
+    # Within the bound of every element of a long sum, and too much for their norm.
+    (ATOMIC, "dn * xhat", "(p.rows > 100 ? 1.000005f : 1.0f) * dn * xhat"),
+], ids=["term left out", "row skipped", "added to", "written past the end", "one element", "all elements"])
 def test_the_self_test_finds(config: str, right: str, wrong: str, store: Store) -> None:
-    cu = one(config).cu
+    cu = one(config, info=replace(INFO, shape=Shape(3, 100, HIDDEN, OUT))).cu
     assert right in cu
     done = self_test(cu.replace(right, wrong), store)
     assert done.returncode == 1 and done.stdout.endswith("FAILED\n"), done.stdout

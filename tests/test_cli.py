@@ -34,7 +34,7 @@ def tuner_process(*arguments: str, store: Path) -> subprocess.Popen[str]:
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
 
-# --- the main job --------------------------------------------------------------------------------------------------------------
+# --- the main job ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_the_console_shows_the_five_errors_and_the_paths(main_job: tuple[Path, s
         assert any(name in line for line in lines)
 
 
-# --- exit codes and sentences ----------------------------------------------------------------------------------------------------
+# --- exit codes and sentences ------------------------------------------------------------------------------------------------
 
 
 def tuned(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -137,7 +137,8 @@ def test_usage_errors_are_one_sentence_and_exit_2(arguments: str, said: str, cap
     assert said in errors
 
 
-def test_p1_a_missing_tool_is_one_sentence_and_exits_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p1_a_missing_tool_is_one_sentence_and_exits_1(capsys: pytest.CaptureFixture[str],
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str, target: str) -> FakeGpu:
         raise ToolchainError("no nvcc that compiles for sm_90a was found (tried PATH); install a CUDA toolkit")
 
@@ -229,7 +230,7 @@ def test_help_is_quick_and_loads_nothing_heavy(module: str) -> None:
     assert "usage" in done.stdout
 
 
-# --- python -m codegen -----------------------------------------------------------------------------------------------------------
+# --- python -m codegen -------------------------------------------------------------------------------------------------------
 
 
 def generated(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -74,6 +74,19 @@ def test_the_origin_kernel_is_predicted_near_its_measured_time() -> None:
     assert time_us("4,4,8,16", "row_thread:reduction=atomic,splits=1,threads=32") - fills == pytest.approx(8.8, rel=0.3)
 
 
+def test_what_limits_a_kernel() -> None:
+    alone = predict(problem("4,4,8,16"), fastest("4,4,8,16"), H200)
+    full = predict(problem("1,65536,64,64"), fastest("1,65536,64,64"), H200)
+    assert [step.limited_by for step in alone.steps] == ["latency"]
+    assert full.steps[0].limited_by in ("issue", "shared")
+
+
+def test_one_block_more_than_sms_takes_another_round() -> None:
+    config = "row_thread:threads=32,splits=1,reduction=atomic"
+    rows = 32 * H200.sms
+    assert time_us(f"1,{rows + 1},64,64", config) > 1.5 * time_us(f"1,{rows},64,64", config)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_more_rows_never_take_less(name: str) -> None:
     config = make_config(name)
@@ -105,7 +118,8 @@ def test_no_prediction_is_below_what_would_be_believed(shape: str, arch: str) ->
     (256, 32, 0, 8),  # threads: 2048 an SM
     (32, 16, 0, 32),  # block slots
     (1024, 64, 0, 1),  # registers: 65536 an SM
-    (128, 255, 0, 2),  # registers come in units of 256 a warp
+    (256, 33, 0, 6),  # registers come in units of 256 a warp
+    (128, 255, 0, 2),
     (64, 32, 100_000, 2),  # shared memory, with 1 KB of each block kept by the driver
     (1024, 255, 300_000, 1),  # more than there is: the launch fails elsewhere, the model still answers
 ])
@@ -138,8 +152,10 @@ def test_what_is_not_believed_lies_below_what_l2_could_serve() -> None:
 
 
 def test_a_kernel_the_model_does_not_know_has_a_cost() -> None:
-    small, large = (work("newcomer", Setting(problem(shape), {}, "atomic", 132, 256, 1, 1e5)) for shape in ("4,4,8,16", "8,128,64,64"))
-    assert 0 < small.chain < large.chain
+    def chain(shape: str) -> float:
+        return work("newcomer", Setting(problem(shape), {}, "atomic", 132, 256, 1, 1e5)).chain
+
+    assert 0 < chain("4,4,8,16") < chain("8,128,64,64")
 
 
 @pytest.mark.parametrize("shape", ["4,4,8,16", "32,16,64,64", "1,71,229,33", "1,262144,128,128", "1,3,100003,2", "1,1,1,1"])

@@ -63,11 +63,11 @@ def random_trees(count: int = 150) -> list[Expr]:
     return trees
 
 
-def computed_by_cxx(exprs: list[Expr], folder: Path) -> np.ndarray:
+def computed_by_cxx(exprs: list[Expr], at: list[tuple[int, int]], folder: Path) -> np.ndarray:
     """[expression, point]: what a program with the printed expressions and the artifact's own helpers prints."""
     functions = "".join(f"int64_t f{i}(int64_t rows, int64_t sms) {{ return {expr.cxx()}; }}\n" for i, expr in enumerate(exprs))
     table = ", ".join(f"f{i}" for i in range(len(exprs)))
-    points = ", ".join(f"{{INT64_C({rows}), INT64_C({sms})}}" for rows, sms in POINTS)
+    points = ", ".join(f"{{INT64_C({rows}), INT64_C({sms})}}" for rows, sms in at)
     (folder / "sizes.cpp").write_text(
         "#include <cstdint>\n#include <cstdio>\n" + render_template("_artifact_sizes.cu.j2", uses_sms=True) + functions
         + f"int64_t (*const table[])(int64_t, int64_t) = {{{table}}};\nconst int64_t points[][2] = {{{points}}};\n"
@@ -76,7 +76,7 @@ def computed_by_cxx(exprs: list[Expr], folder: Path) -> np.ndarray:
         "    const int64_t value = size(p[0], p[1]);\n    fwrite(&value, sizeof value, 1, stdout);\n  }\n}\n")
     find_compiler().run(["-std=c++17", "-ftrapv", "sizes.cpp", "-o", "sizes"], folder, "the size expressions")
     said = subprocess.run([str(folder / "sizes")], capture_output=True, check=True).stdout
-    return np.frombuffer(said, np.int64).reshape(len(exprs), len(POINTS))
+    return np.frombuffer(said, np.int64).reshape(len(exprs), len(at))
 
 
 @pytest.mark.parametrize("make", [of_plans, random_trees], ids=["plans", "random trees"])
@@ -84,7 +84,11 @@ def test_python_and_cxx_agree(make: Callable[[], list[Expr]], tmp_path: Path) ->
     exprs = make()
     assert len(exprs) > 100
     right = np.array([[expr.evaluate(rows, sms) for rows, sms in POINTS] for expr in exprs])
-    np.testing.assert_array_equal(computed_by_cxx(exprs, tmp_path), right)
+    np.testing.assert_array_equal(computed_by_cxx(exprs, POINTS, tmp_path), right)
+
+
+def test_rounding_up_does_not_overflow(tmp_path: Path) -> None:
+    assert computed_by_cxx([ceil_div(ROWS, 2)], [(LARGEST, 1)], tmp_path).item() == 2**62
 
 
 def test_operations_mean_what_they_say() -> None:

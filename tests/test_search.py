@@ -18,7 +18,7 @@ from codegen.render import Source
 from codegen.space import make_config, parse_config
 from tests.fake_gpu import FakeGpu, FakeProgram, rugged
 from tuner.candidates import Space, distance, nearest, survey, without_figures
-from tuner.errors import ToolchainError
+from tuner.errors import LaunchError, ToolchainError
 from tuner.outcome import Event, TuneResult
 from tuner.records import Record, Status
 from tuner.search import Families
@@ -195,7 +195,7 @@ def test_a_small_space_is_tried_whole_and_its_fastest_wins() -> None:
 
 
 def test_a_large_space_is_searched_within_the_number_of_trials() -> None:
-    result = run(FakeGpu(), trials=40)
+    result = run(FakeGpu(), variants=("row_thread", "row_warp"), trials=40)
     tried = [record for record in result.records if record.status is not Status.REFUSED]
     assert len(tried) == 40
     assert len({record.config for record in result.records}) == len(result.records)
@@ -217,7 +217,7 @@ def test_the_order_of_records_does_not_depend_on_how_long_compilers_take() -> No
             time.sleep(random.random() / 200)
             return super().compile(source)
 
-    first, second = (run(Uneven(), trials=30, seed=4) for _ in range(2))
+    first, second = (run(Uneven(), variants=("row_warp",), trials=30, seed=4) for _ in range(2))
     assert [record.config for record in first.records] == [record.config for record in second.records]
 
 
@@ -255,13 +255,29 @@ def test_finalists_are_timed_again_in_turns_and_the_second_time_decides() -> Non
     assert again == finalists * FINAL_ROUNDS
 
 
+def test_what_cannot_be_timed_again_does_not_win() -> None:
+    valid = space(SHAPE, ("row_warp",)).valid
+    seen: Counter[Config] = Counter()
+
+    def times(config: Config) -> float:
+        seen[config] += 1
+        if config == valid[3] and seen[config] > 2:
+            raise LaunchError("the kernel failed")
+        return 2.0 if config == valid[3] else 2.1
+
+    result = run(FakeGpu(times), variants=("row_warp",))
+    assert result.winner is not None and result.winner.config != valid[3]
+    assert result.winner.final_us == 2.1
+    assert next(iter(result.best_by_variant().values())) is result.winner
+
+
 def test_a_missing_compiler_ends_the_run() -> None:
     class Bare(FakeGpu):
         def compile(self, source: Source) -> FakeProgram:
             raise ToolchainError("no nvcc was found")
 
     with pytest.raises(ToolchainError):
-        run(Bare())
+        run(Bare(), variants=("row_thread",))
 
 
 def test_an_interrupt_keeps_what_was_finished() -> None:
@@ -271,7 +287,7 @@ def test_an_interrupt_keeps_what_was_finished() -> None:
         if event.done == 7:
             raise KeyboardInterrupt
 
-    running = TuningRun(Request(Shape.parse(SHAPE)), FakeGpu(), on_record=seen.append, on_event=interrupt)
+    running = TuningRun(Request(Shape.parse(SHAPE), variants=("row_warp",)), FakeGpu(), on_record=seen.append, on_event=interrupt)
     with pytest.raises(KeyboardInterrupt):
         running.execute()
     result = running.result()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from codegen.limits import Limits
@@ -55,9 +55,16 @@ class TuneResult:
 
     def best_by_variant(self) -> dict[str, Record]:
         """The fastest valid record of each variant that has one: the winner, then the others' by time."""
-        best: dict[str, Record] = {}
+        return {str(variant): record for variant, record in self._best_by(lambda record: record.config.variant).items()}
+
+    def best_by_reduction(self) -> list[Record]:
+        """The fastest valid record of each variant and reduction that has one: the winner, then the others by time."""
+        return list(self._best_by(lambda record: (record.config.variant, record.config["reduction"])).values())
+
+    def _best_by(self, group: Callable[[Record], Hashable]) -> dict[Hashable, Record]:
+        best: dict[Hashable, Record] = {}
         for record in sorted(self.valid(), key=lambda record: (record is not self.winner, record.best_us)):
-            best.setdefault(record.config.variant, record)
+            best.setdefault(group(record), record)
         return best
 
     def valid(self) -> list[Record]:

@@ -14,8 +14,8 @@ from tuner.records import Record, Status
 from tuner.strategy import Strategy
 
 IN_FLIGHT = 16
-"""Candidates chosen before their predecessors' times are known. The same on every machine, so that equal times give an equal search;
-enough for nvcc, which takes most of a second, to keep up with a GPU on 16 cores."""
+"""Candidates chosen before their predecessors' times are known. The same on every machine, so that equal times give an equal
+search; enough for nvcc, which takes most of a second, to keep up with a GPU on 16 cores."""
 
 
 def workers() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,12 @@ def now() -> str:
 
 
 def version() -> str:
-    """The git revision of these sources ("+" where they were changed since), or the version of the installed package."""
+    """The git revision of these sources ("+" where they were changed since), or the version of the installed package.
+
+    $LNL_REVISION names the revision of sources that were copied without their history.
+    """
+    if named := os.environ.get("LNL_REVISION"):
+        return named
     if (_ROOT / ".git").exists():
         revision = _git("rev-parse", "--short=12", "HEAD")
         if revision:

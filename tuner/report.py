@@ -69,12 +69,18 @@ def _winner(result: TuneResult, winner: Record) -> list[str]:
 
 
 def _variants(result: TuneResult) -> list[str]:
-    best = result.best_by_variant()
-    kind = next(iter(best.values())).time_kind
-    lines = ["## Best of each variant", "", f"| config | {kind} us | floor / time | worst error / bound |", "|---|---|---|---|"]
-    for record in best.values():
-        share, worst = share_of_floor(result, record), record.worst_bound_ratio
-        lines.append(f"| `{record.config}` | {record.best_us:.2f} | {share:.0%} | {worst:.2f} |")
+    best = result.best_by_reduction()
+    names = [name for name in GRADIENTS if name in result.problem.wants]
+    lines = [
+        "## Best of each variant and reduction", "",
+        "Behind the time: the floor over it, the worst error of an element in multiples of its bound, and the relative Frobenius "
+        "error of each gradient.", "",
+        f"| config | {best[0].time_kind} us | floor / time | error / bound | " + " | ".join(names) + " |",
+        "|---|" + "---|" * (3 + len(names))]
+    for record in best:
+        errors = " | ".join(f"{record.errors[name].normwise:.1e}" for name in names)
+        lines.append(f"| `{record.config}` | {record.best_us:.2f} | {share_of_floor(result, record):.0%} | "
+                     f"{record.worst_bound_ratio:.2f} | {errors} |")
     return [*lines, ""]
 
 

@@ -1,8 +1,8 @@
-// The part of the CUDA runtime that an artifact calls, played on the CPU by the host executor's machine, so that its C interface and
-// its self-test run without a GPU. Streams run at once; a captured stream records. The functions host_cudart_* are for tests.
+// The part of the CUDA runtime that an artifact calls, played on the CPU by the host executor's machine, so that its C interface
+// and its self-test run without a GPU. Streams run at once; a captured stream records. Functions host_cudart_* are for tests.
 #pragma once
 
-// All that an artifact includes comes first: cuda_on_host.h defines words of CUDA as macros, and the C++ library uses some of them.
+// All that an artifact includes comes first: cuda_on_host.h makes macros of CUDA's words, and the C++ library uses some of them.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -96,7 +96,8 @@ inline cudaError_t run(void (*entry)(const void*), const void* bound, unsigned g
 }  // namespace host_cudart
 
 template <class Params>
-cudaError_t cudaLaunchKernel(void (*kernel)(Params), dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+cudaError_t cudaLaunchKernel(void (*kernel)(Params), dim3 grid, dim3 block, void** arguments, size_t shared,
+                             cudaStream_t stream) {
   using host_cudart::state;
   const auto allowed = state.loaded.find(reinterpret_cast<const void*>(kernel));
   cudaError_t refused = cudaSuccess;
