@@ -53,7 +53,7 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult) -
 
 
 def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[ArtifactKernel]:
-    """One to MAX_CONFIGS configs that together serve every row count, by rising row counts; nearly always the tuned one is one.
+    """One to MAX_CONFIGS configs, the tuned one among them, that together serve every row count, by rising row counts.
 
     A config serves the row counts round the one it was chosen for, as far as it is fit at every power of two on the way: down to
     where it is refused, up to where it is refused or wasteful. (What is wasteful below that count is so only because a smaller
