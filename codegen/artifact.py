@@ -239,8 +239,8 @@ def _banner(ranges: Sequence[_Range], info: ArtifactInfo) -> list[tuple[str, str
         lines.append(("", f"for {tuned.rows}"))
     for item in ranges:
         if item is not tuned:
-            lines += [("", str(item.source.config)),
-                      ("", f"for {item.rows}, where the tuned one would be slow, inexact or short of memory; itself not tuned")]
+            why = "where the tuned one would be slow, inexact or short of memory; validated, not timed"
+            lines += [("", str(item.source.config)), ("", f"for {item.rows}, {why}")]
     lines += [
         ("GPU", f"{_one_line(info.gpu)}, {info.arch}"),
         ("Time", f"{info.time_us:.3g} us a call, {how}"),

@@ -17,6 +17,7 @@ from tests import cases
 from tests.fake_gpu import FakeGpu, rugged
 from tuner.compare import bound_fault
 from tuner.executors import Executor
+from tuner.guess import best_predicted
 from tuner.inputs import Array32, Gradients, Inputs, random_inputs
 from tuner.known import best_known
 from tuner.publish import Folder
@@ -188,7 +189,7 @@ def test_the_best_of_earlier_runs_is_taken(data: Inputs, tmp_path: Path) -> None
         folder = Folder(tmp_path / "reports" / "test" / shape.replace(",", "x"), run.info)
         with folder:
             run.execute()
-        folder.finish(run.result(), interrupted=False)
+        folder.finish(run.result(), interrupted=False, choose=lambda problem: best_predicted(problem, gpu.limits))
 
     near, far = (f"row_warp:warps={warps},reduction=single_block,splits=1" for warps in (2, 8))
     tuned(f"1,{ROWS},{HIDDEN},{OUT}", near)

@@ -12,7 +12,6 @@ from codegen.limits import Limits
 from codegen.problem import Problem, Shape
 from codegen.render import Source, render
 from codegen.space import why_refused, why_wasteful
-from tuner.guess import best_predicted
 from tuner.outcome import TuneResult
 from tuner.provenance import DISTRIBUTION
 from tuner.records import write_text
@@ -26,7 +25,7 @@ GPU_BYTES = 1 << 38
 Choice = Callable[[Problem], Config]
 
 
-def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult) -> None:
+def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, choose: Choice) -> None:
     """Writes both files, each whole or not at all.
 
     Args:
@@ -34,6 +33,7 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult) -
         header: path of best.h.
         source: the winner, rendered.
         result: the run it won.
+        choose: the config to take where the winner is not fit; see serve_all_rows.
 
     Raises:
         ValueError: the result has no winner.
@@ -47,7 +47,7 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult) -
     said = ArtifactInfo(
         Shape.parse(info.shape), gpu, result.limits.arch, winner.best_us, winner.measured, result.floor_us, errors,
         f"{DISTRIBUTION} {info.version}, {info.date}")
-    text = artifact(serve_all_rows(source, result.limits, lambda problem: best_predicted(problem, result.limits)), said)
+    text = artifact(serve_all_rows(source, result.limits, choose), said)
     write_text(cu, text.cu)
     write_text(header, text.header)
 
@@ -63,7 +63,7 @@ def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[Artifa
     Args:
         tuned: the tuned config; its problem has the tuned row count.
         limits: the GPU.
-        choose: the config to take for a problem: the cost model's favourite, or anything else that is fit there.
+        choose: the config to take for a problem; it must be fit there.
     """
     problem, most = tuned.problem, _most_rows(tuned.problem)
     below: list[ArtifactKernel] = []

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, DTYPES, GRADIENTS, Shape
 from codegen.variants import VARIANTS
 from tuner.choose import EXECUTORS, open_executor
+from tuner.companions import choose_companion
 from tuner.errors import InputError, InputTypeError, TunerError
 from tuner.executors import Executor
 from tuner.known import reports_folder
@@ -98,7 +100,7 @@ def _tune(options: argparse.Namespace, command: str) -> int:
         except KeyboardInterrupt:
             interrupted = True
     result = run.result()
-    written = folder.finish(result, interrupted)
+    written = folder.finish(result, interrupted, partial(choose_companion, executor, result))
     _show(console, result, written)
     if interrupted:
         print("tuner: interrupted; what was finished is written", file=sys.stderr)

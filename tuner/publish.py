@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from codegen.render import render
-from tuner.artifact import write_artifact
+from tuner.artifact import Choice, write_artifact
 from tuner.errors import InputError
 from tuner.outcome import TuneResult
 from tuner.records import Journal, Record, RunInfo, write_text
@@ -40,16 +40,17 @@ class Folder:
         """Appends one record to trials.jsonl."""
         self._journal.add(record)
 
-    def finish(self, result: TuneResult, interrupted: bool) -> list[Path]:
+    def finish(self, result: TuneResult, interrupted: bool, choose: Choice) -> list[Path]:
         """Writes everything else and returns the paths of all files.
 
-        Without a winner there is no best.*, and those of an earlier run go, unless this one was interrupted.
+        Without a winner there is no best.*, and those of an earlier run go, unless this one was interrupted. `choose` gives the
+        configs for row counts at which the winner is not fit.
         """
         self._journal.settle(result.records)
         write_text(self._path / REPORT, report_markdown(result, interrupted))
         best = [self._path / name for name in BEST]
         if result.winner is not None:
-            write_artifact(best[0], best[1], render(result.problem, result.winner.config), result)
+            write_artifact(best[0], best[1], render(result.problem, result.winner.config), result, choose)
             write_text(best[2], best_json(result))
         elif not interrupted:
             for path in best:
