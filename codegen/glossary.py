@@ -13,6 +13,7 @@ MEANINGS = {
     "COLUMN_GROUPS": "groups of threads that share out the rows of w",
     "COLUMN_OUTS": "rows of w a thread owns at once",
     "CHAIN": "rows summed in one float32 chain",
+    "OUT_CHAIN": "products over OUT in one float32 chain",
     "ROW_CHAIN": "values of a row summed in one float32 chain",
     "TILE_O": "rows of a thread's tile of G",
     "TILE_H": "columns of a thread's tile of G",

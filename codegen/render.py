@@ -14,8 +14,9 @@ from codegen.glossary import MEANINGS
 from codegen.params import declaration
 from codegen.plan import Plan
 from codegen.problem import GRADIENTS, Problem
+from codegen.reduction import sections
 from codegen.space import variant_of
-from codegen.variants import constants, sections
+from codegen.variants import constants
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
@@ -60,7 +61,7 @@ def render(problem: Problem, config: Config) -> Source:
     named = constants(problem, variant, params)
     text = render_template(
         variant.template, variant=variant, problem=problem, config=config, gradients=GRADIENTS, constants=named,
-        meanings=MEANINGS, sections=sections(problem, params),
+        meanings=MEANINGS, sections=sections(problem),
         params_declaration=declaration(plan), reduction=params["reduction"], identity=named.get("IDENTITY", 0),
     )
     return Source(problem, config, text, plan)

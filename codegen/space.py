@@ -9,7 +9,8 @@ from codegen.config import Config, Value, split_text
 from codegen.errors import InvalidConfig
 from codegen.limits import Limits
 from codegen.problem import Problem
-from codegen.variants import VARIANTS, Variant
+from codegen.variant import Variant
+from codegen.variants import VARIANTS
 
 
 def variant_of(name: str) -> Variant:
@@ -56,9 +57,24 @@ def why_refused(problem: Problem, config: Config, limits: Limits) -> str | None:
     return variant_of(config.variant).refuses(problem, config.as_dict(), limits)
 
 
+def why_inexact(problem: Problem, config: Config) -> str | None:
+    """Why this config would lose the accuracy of the data type at the problem's row count; None where it does not."""
+    return variant_of(config.variant).inexact(problem, config.as_dict())
+
+
 def why_wasteful(problem: Problem, config: Config) -> str | None:
-    """Why this config, though it can run the problem, is not worth trying at its row count; None where it is."""
+    """Why this config, though right, is not worth trying at the problem's row count; None where it is."""
     return variant_of(config.variant).wasteful(problem, config.as_dict())
+
+
+def why_unfit(problem: Problem, config: Config, limits: Limits) -> str | None:
+    """Why this config must not be taken for the problem: refused, or inexact at its row count; None where it may."""
+    return why_refused(problem, config, limits) or why_inexact(problem, config)
+
+
+def why_not(problem: Problem, config: Config, limits: Limits) -> str | None:
+    """Why this config is no candidate for the problem: unfit, or not worth trying; None where it is one."""
+    return why_unfit(problem, config, limits) or why_wasteful(problem, config)
 
 
 def all_configs(names: Iterable[str] | None = None) -> Iterator[Config]:
@@ -71,5 +87,4 @@ def all_configs(names: Iterable[str] | None = None) -> Iterator[Config]:
 
 def valid_configs(problem: Problem, limits: Limits, names: Iterable[str] | None = None) -> list[Config]:
     """Every config that can run the problem and is worth trying, in a fixed order."""
-    return [config for config in all_configs(names)
-            if why_refused(problem, config, limits) is None and why_wasteful(problem, config) is None]
+    return [config for config in all_configs(names) if why_not(problem, config, limits) is None]

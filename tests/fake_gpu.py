@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from codegen.config import Config
 from codegen.limits import target
 from codegen.render import Source
 from tests.numpy_kernels import PLAIN
-from tuner.errors import CompileError, LaunchError
-from tuner.executors import Resources, Timing
+from tuner.errors import CompileError, DeviceLost, LaunchError
+from tuner.executors import Resources, Run, Timing
 from tuner.inputs import Gradients, Inputs
 
-Run = Callable[[Inputs, frozenset[str]], Gradients]
 Times = Callable[[Config], float]
 
 
@@ -39,12 +40,15 @@ class FakeGpu:
     Attributes:
         compiled: configs in the order of their compilation, repetitions included.
         timed: configs in the order of their timing.
+        closed: how often it was closed.
     """
 
     name = "cuda"
     device = "NVIDIA Test"
     slug = "test"
     limits = target("sm_90")
+    measures = True
+    rates: Literal["table", "measured"] = "measured"
 
     def __init__(self, times: Times = rugged, kernels: Mapping[Config, Run] | None = None,
                  refused: frozenset[Config] = frozenset()) -> None:
@@ -53,6 +57,7 @@ class FakeGpu:
         self.refused = refused
         self.compiled: list[Config] = []
         self.timed: list[Config] = []
+        self.closed = 0
         self._lock = threading.Lock()
 
     def compile(self, source: Source) -> FakeProgram:
@@ -62,16 +67,49 @@ class FakeGpu:
             raise CompileError("the compiler refused the kernel: error: out of luck")
         return FakeProgram(self, source.config)
 
+    def close(self) -> None:
+        self.closed += 1
+
 
 class FakeProgram:
     def __init__(self, gpu: FakeGpu, config: Config) -> None:
         self._gpu = gpu
         self._config = config
         self.resources: dict[str, Resources] = {config.variant: Resources(32, 0)}
+        self.variations: dict[str, Run] = {}
 
-    def run(self, inputs: Inputs, wants: frozenset[str]) -> Gradients:
+    def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan) -> Gradients:
         return self._gpu.kernels.get(self._config, PLAIN)(inputs, wants)
 
     def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2) -> Timing:
         self._gpu.timed.append(self._config)
         return Timing((self._gpu.times(self._config),), 1)
+
+
+def lost_at(doomed: Callable[[FakeGpu, Config], bool]) -> FakeGpu:
+    """A GPU whose context dies at a call, as after an illegal access; nothing works afterwards."""
+
+    class Dying(FakeGpu):
+        dead = False
+
+        def use(self, config: Config) -> None:
+            if self.dead or doomed(self, config):
+                self.dead = True
+                raise DeviceLost("the kernel failed and took the process's GPU context with it: an illegal memory access")
+
+        def compile(self, source: Source) -> FakeProgram:
+            program = super().compile(source)
+            gpu, config, run, measure = self, source.config, program.run, program.time
+
+            def dying_run(inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan) -> Gradients:
+                gpu.use(config)
+                return run(inputs, wants, prefill=prefill)
+
+            def dying_time(inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2) -> Timing:
+                gpu.use(config)
+                return measure(inputs, wants, samples=samples, budget_s=budget_s)
+
+            program.run, program.time = dying_run, dying_time  # type: ignore[method-assign]
+            return program
+
+    return Dying()

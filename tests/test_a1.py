@@ -12,17 +12,19 @@ import pytest
 from codegen.config import Config
 from codegen.limits import target
 from codegen.problem import Problem, Shape
-from codegen.render import Source
+from codegen.render import Source, render
 from codegen.space import valid_configs
-from tests.fake_gpu import FakeGpu, Run, failing_launch, rugged
+from tests.fake_gpu import FakeGpu, failing_launch, rugged
 from tests.numpy_kernels import FAULTY_KERNELS, PLAIN
 from tuner.costmodel import plausible_us, predict
 from tuner.errors import NoValidKernel
-from tuner.executors import Executor, Program
+from tuner.evaluate import Evaluator
+from tuner.executors import Executor, Program, Run
 from tuner.inputs import Gradients, Inputs
 from tuner.outcome import TuneResult
 from tuner.records import Status
 from tuner.tuning import tune
+from tuner.validate import Validator
 
 SHAPE = Shape(4, 4, 8, 16)
 VARIANT = "row_warp"
@@ -71,11 +73,15 @@ class Planting:
     def __init__(self, inner: Executor, plants: Mapping[Config, Plant]) -> None:
         self._inner = inner
         self._plants = plants
-        self.name, self.device, self.limits = inner.name, inner.device, inner.limits
+        self.name, self.device, self.slug, self.limits = inner.name, inner.device, inner.slug, inner.limits
+        self.measures, self.rates = inner.measures, inner.rates
 
     def compile(self, source: Source) -> Program:
         plant = self._plants.get(source.config)
         return self._inner.compile(source if plant is None else plant(source))
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def check(result: TuneResult, planted: Mapping[Config, str]) -> None:
@@ -96,10 +102,34 @@ def test_planted_kernels_never_win(executor: Executor) -> None:
     statuses = {name: record.status for record in result.records if (name := planted.get(record.config))}
     assert statuses["launch fails"] == Status.LAUNCH_ERROR
     assert statuses["divides by H - 1"] == statuses["mean term doubled"] == Status.WRONG
-    if executor.name == "host":
+    if not executor.measures:
         clean = tune(SHAPE, executor=executor, variants=[VARIANT], trials=10, deterministic=True)
         expected = min((record for record in clean.valid() if record.config not in planted), key=lambda record: record.best_us)
         assert result.winner is not None and result.winner.config == expected.config
+
+
+HOST_ONLY: Mapping[str, Plant] = {
+    "reads before x": text_fault(
+        r"(__global__ void [^{;]*Params p\) \{)", r"\1 if (blockIdx.x == 0 && threadIdx.x == 0 && p.x[-1] == 123.0f) return;"),
+    "needs its first thread to be first": text_fault(
+        r"(__global__ void [^{;]*Params p\) \{)",
+        r"\1 if (blockIdx.x == 0 && threadIdx.x == 0) dynamic_shared()[0] = 1.0f;"
+        r" if (blockIdx.x == 0 && threadIdx.x == THREADS - 1 && !(dynamic_shared()[0] == 1.0f)) p.db[-1] = 0.0f;"),
+}
+
+
+@pytest.mark.parametrize("name", HOST_ONLY)
+def test_on_the_cpu_a_kernel_runs_in_more_than_one_way(host_executor: Executor, name: str) -> None:
+    """In the usual layout and order each of these is right."""
+    config = next(config for config in ranked() if config["reduction"] == "single_block")
+    problem = Problem.of(SHAPE)
+    planted = HOST_ONLY[name](render(problem, config))
+    program = host_executor.compile(planted)
+    assert Validator(problem).validate(program.run).ok
+    record = Evaluator(Planting(host_executor, {config: HOST_ONLY[name]}), problem)
+    judged = record.judge(record.compile(config))
+    assert judged.status is Status.LAUNCH_ERROR
+    assert judged.reason is not None and "order" in judged.reason
 
 
 # --- on times that would win -------------------------------------------------------------------------------------------------
@@ -152,5 +182,5 @@ def test_no_winner_is_faster_than_hardware_allows() -> None:
 @pytest.mark.parametrize("name", FAKES)
 def test_a_run_of_nothing_but_faults_has_no_winner(name: str) -> None:
     every = dict.fromkeys(valid_configs(Problem.of(SHAPE), FakeGpu.limits, ["row_thread"]), FAKES[name])
-    with pytest.raises(NoValidKernel, match=rf"no valid kernel: {len(every)} of {len(every)} candidates"):
+    with pytest.raises(NoValidKernel, match=rf"no valid kernel: {len(every)} of {len(every)} candidates ended with status '"):
         tune(SHAPE, executor=FakeGpu(kernels=every), variants=["row_thread"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import tuner
+import tuner.tuning as tuning
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.space import make_config, parse_config
 from tests import cases
@@ -21,6 +24,7 @@ from tuner.guess import best_predicted
 from tuner.inputs import Array32, Gradients, Inputs, random_inputs
 from tuner.known import best_known
 from tuner.publish import Folder
+from tuner.records import Record, RunInfo, Status
 from tuner.tuning import Request, TuningRun
 
 ROWS, HIDDEN, OUT = 6, 8, 5
@@ -198,9 +202,37 @@ def test_the_best_of_earlier_runs_is_taken(data: Inputs, tmp_path: Path) -> None
     gpu = FakeGpu()
     assert next(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == parse_config(near)
     assert next(best_known(Problem(3000, HIDDEN, OUT), gpu)).variant == "row_warp"
+    with_many_rows = random_inputs(1 << 15, HIDDEN, OUT)
+    call(with_many_rows, gpu, wants="db")
+    assert all(config["reduction"] != "single_block" for config in gpu.compiled)
+    gpu.compiled.clear()
     assert list(best_known(Problem(ROWS, HIDDEN + 1, OUT), gpu)) == []
     tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, executor=gpu)
     assert gpu.compiled == [parse_config(near)]
+
+
+RUN = RunInfo(
+    shape=f"1,{ROWS},{HIDDEN},{OUT}", dtype="float32", wants="dx", deterministic=False, eps=1e-5, accuracy="fp32",
+    executor="cuda", device="NVIDIA Test", target="sm_90a", seed=0, trials=1, timeout_s=None, date="", command="", version="",
+    combinations=1, valid=1, refused={})
+WON = Record(make_config("row_warp"), Status.OK, None, 1.0, True).as_json()
+KNOWN: dict[str, Any] = {"schema": 1, "run": RUN.as_json(), "winner": WON}
+
+
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "null", "7", '{"run": "x"}', '{"run": []}', json.dumps(KNOWN)[:-9], json.dumps({**KNOWN, "winner": None}),
+    json.dumps({**KNOWN, "winner": {**WON, "errors": []}}), json.dumps(KNOWN).replace(f"1,{ROWS},", "0,5,"),
+    json.dumps(KNOWN).replace(f'"1,{ROWS},{HIDDEN},{OUT}"', "16"), json.dumps(KNOWN).replace('"schema": 1', '"schema": 0'),
+    json.dumps(KNOWN).replace("row_warp:", "row_wrap:")])
+def test_a_broken_best_json_is_passed_over(data: Inputs, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "reports" / "test" / "1" / "best.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    gpu = FakeGpu()
+    assert list(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == []
+    assert call(data, gpu, wants="dx").dx is not None
+    path.with_name("best.json").write_text(json.dumps(KNOWN) + " ")
+    assert list(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == [make_config("row_warp")]
 
 
 def test_programs_are_kept_between_calls(data: Inputs) -> None:
@@ -239,8 +271,26 @@ def test_tune_returns_the_records_and_the_winner() -> None:
     assert next(iter(result.best_by_variant())) == "row_thread"
 
 
+def test_names_are_a_list_or_a_text_with_commas() -> None:
+    result = tuner.tune("4,4,8,16", executor=FakeGpu(), variants="row_thread", wants="dx, dw", trials=2)
+    assert result.winner is not None and set(result.winner.errors) == {"dx", "dw"}
+    listed = tuner.configs("4,4,8,16", variants=["row_thread", "row_warp"], wants=["dx", "dw"])
+    assert tuner.configs("4,4,8,16", variants="row_thread, row_warp", wants="dx,dw") == listed
+
+
+def test_an_executor_that_was_opened_for_a_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr(tuning, "open_executor", lambda name, target, store: gpu)
+    tuner.tune("4,4,8,16", variants="row_thread", trials=1)
+    assert gpu.closed == 1
+    tuner.tune("4,4,8,16", variants="row_thread", trials=1, executor=gpu)
+    assert gpu.closed == 1
+
+
 @pytest.mark.parametrize(("options", "error"), [
-    ({"shape": "0,4,8,16"}, tuner.InputError), ({"trials": 0}, tuner.InputError), ({"timeout": 0.0}, tuner.InputError),
+    ({"shape": "0,4,8,16"}, tuner.InputError), ({"seed": -1}, tuner.InputError), ({"timeout": math.inf}, tuner.InputError),
+    ({"timeout": math.nan}, tuner.InputError), ({"shape": "1,1,1000000,1000000"}, tuner.InputError),
+    ({"trials": 0}, tuner.InputError), ({"timeout": 0.0}, tuner.InputError),
     ({"eps": -1.0}, tuner.InputError), ({"eps": "1"}, tuner.InputTypeError), ({"dtype": "float8"}, tuner.UnsupportedDtype),
     ({"variants": ["nothing"]}, tuner.InvalidConfig), ({"wants": ["dz"]}, tuner.InvalidProblem),
     ({"target": "sm_1", "executor": "host"}, tuner.InvalidConfig), ({"executor": "abacus"}, tuner.InputError)])

@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 
 from codegen.artifact import ArtifactInfo, ArtifactKernel, ErrorFigures, artifact
+from codegen.config import Config
 from codegen.errors import CodegenError, InvalidConfig
 from codegen.limits import TARGETS, target
 from codegen.problem import GRADIENTS, Problem
+from codegen.reduction import MAX_SINGLE_BLOCK_ROWS
 from codegen.render import render
-from codegen.space import make_config, parse_config, why_refused, why_wasteful
-from codegen.variants import MAX_SINGLE_BLOCK_ROWS, VARIANTS
+from codegen.space import make_config, parse_config, why_refused, why_unfit, why_wasteful
+from codegen.variants import VARIANTS
 from tests.artifact_cases import INFO, PROBLEM, SHAPE, SINGLE_BLOCK, THREE, make, one, source
 from tests.host_artifact import HostArtifact
-from tuner.artifact import MAX_CONFIGS, serve_all_rows, write_artifact
+from tuner.artifact import ABSURDLY_SLOW, LAST_STEP, MAX_CONFIGS, serve_all_rows, write_artifact
+from tuner.costmodel import predict
 from tuner.executors.host_toolchain import find_compiler
 from tuner.guess import best_predicted
 from tuner.outcome import TuneResult
@@ -181,22 +184,31 @@ def test_outputs_that_are_not_computed_are_named() -> None:
 H200 = target("sm_90")
 
 
+@pytest.fixture
+def by_rules_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No config is too slow."""
+    monkeypatch.setattr("tuner.artifact.ABSURDLY_SLOW", float("inf"))
+
+
 def served(problem: Problem, config: str, choose: dict[int, str]) -> list[tuple[str, int | None]]:
     """Configs and last row counts, where `choose` has what is taken for a row count."""
     kernels = serve_all_rows(render(problem, parse_config(config)), H200, lambda at: parse_config(choose[at.rows]))
     return [(str(kernel.source.config), kernel.last_rows) for kernel in kernels]
 
 
+@pytest.mark.usefixtures("by_rules_alone")
 def test_a_config_that_is_fit_everywhere_stands_alone() -> None:
     assert served(replace(PROBLEM, rows=300), "row_warp", {}) == [(str(make_config("row_warp")), None)]
 
 
+@pytest.mark.usefixtures("by_rules_alone")
 def test_a_single_block_gives_way_to_the_choice_for_the_first_row_count_it_is_not_fit_for() -> None:
     assert MAX_SINGLE_BLOCK_ROWS == 4096
     assert served(PROBLEM, SINGLE_BLOCK, {8192: "row_warp"}) == [
         (str(parse_config(SINGLE_BLOCK)), 4096), (str(make_config("row_warp")), None)]
 
 
+@pytest.mark.usefixtures("by_rules_alone")
 def test_a_tuned_row_count_that_is_no_power_of_two_is_served() -> None:
     problem = replace(PROBLEM, rows=4000)
     assert served(problem, SINGLE_BLOCK, {8192: "row_warp"})[0] == (str(parse_config(SINGLE_BLOCK)), 4096)
@@ -205,6 +217,7 @@ def test_a_tuned_row_count_that_is_no_power_of_two_is_served() -> None:
     assert served(replace(PROBLEM, rows=65537), SINGLE_BLOCK, {131072: "row_warp"})[0][1] == 65537
 
 
+@pytest.mark.usefixtures("by_rules_alone")
 def test_the_last_of_three_is_chosen_for_the_largest_row_count_if_it_must_be() -> None:
     shared = "row_shared:splits={},reduction=two_pass"
     most = 2**30  # 2 * 24 + 7 values of four bytes a row fill 256 GiB
@@ -213,6 +226,43 @@ def test_the_last_of_three_is_chosen_for_the_largest_row_count_if_it_must_be() -
         (str(parse_config(SINGLE_BLOCK)), 4096), (str(parse_config(chosen[8192])), 65536), (str(make_config("row_warp")), None)]
 
 
+def test_too_few_blocks_for_many_rows_give_way() -> None:
+    """Four blocks are right for any number of rows, and leave nearly all of a GPU idle at a million."""
+    problem, few = Problem(16, 8, 16), parse_config("row_warp:splits=4,reduction=two_pass")
+    kernels = serve_all_rows(render(problem, few), H200, lambda at: best_predicted(at, H200))
+    assert kernels[0].source.config == few
+
+    def times(config: Config, rows: int) -> float:
+        """The predicted time in multiples of the best there is."""
+        at = replace(problem, rows=rows)
+        return predict(at, config, H200).time_us / predict(at, best_predicted(at, H200), H200).time_us
+
+    assert times(few, 1 << 20) > 10 * times(kernels[-1].source.config, 1 << 20)
+    for kernel in kernels[:-1]:
+        assert kernel.last_rows is not None
+        assert times(kernel.source.config, kernel.last_rows) <= ABSURDLY_SLOW < times(kernel.source.config, 2 * kernel.last_rows)
+    assert times(kernels[-1].source.config, 1 << 30) == pytest.approx(1.0)
+
+
+@pytest.mark.usefixtures("by_rules_alone")
+def test_the_last_config_is_fit_at_both_ends_of_its_range() -> None:
+    """What is best for the most rows may need more workspace than fewer rows are allowed."""
+    problem = Problem(16, 512, 512)
+    asked: list[int] = []
+
+    def choose(at: Problem) -> Config:
+        asked.append(at.rows)
+        if at.rows < 1 << 15:
+            return parse_config(SINGLE_BLOCK)
+        return parse_config(f"row_warp:splits={1024 if at.rows == max(asked) else 32},reduction=two_pass,grads=identity")
+
+    kernels = serve_all_rows(render(problem, parse_config(SINGLE_BLOCK)), H200, choose)
+    first, last = kernels[-2].last_rows, kernels[-1].source.config
+    assert first == 8192 and last["splits"] == 32 and asked[-1] == max(asked) // LAST_STEP
+    assert why_unfit(replace(problem, rows=first + 1), last, H200) is None
+
+
+@pytest.mark.usefixtures("by_rules_alone")
 def test_fewer_rows_than_a_bounded_workspace_allows_have_a_config_of_their_own() -> None:
     problem = Problem(1 << 20, 512, 512)
     two_pass = "row_warp:splits=64,reduction=two_pass,grads=identity"
@@ -233,9 +283,8 @@ def test_every_row_count_has_a_config_that_is_fit(problem: Problem) -> None:
     for rows in (2**n for n in range(29)):
         config = next(kernel.source.config for kernel in kernels if kernel.last_rows is None or rows <= kernel.last_rows)
         at = replace(problem, rows=rows)
-        assert why_refused(at, config, H200) is None
-        reason = why_wasteful(at, config) or ""
-        assert "idle" not in reason and "accuracy" not in reason
+        assert why_unfit(at, config, H200) is None
+        assert "idle" not in (why_wasteful(at, config) or "")
 
 
 def test_info_is_of_the_config_that_serves_the_tuned_rows() -> None:
@@ -248,7 +297,7 @@ def test_info_is_of_the_config_that_serves_the_tuned_rows() -> None:
 
 def result(winner: Record | None, executor: str) -> TuneResult:
     run = RunInfo(str(SHAPE), "float32", ",".join(GRADIENTS), False, 1e-5, "fp32", executor, "NVIDIA H200", "sm_90", 0, 24, None,
-                  "2026-01-02T03:04:05+00:00", "a command", "0.1.0", 100, 10, {})
+                  "2026-01-02T03:04:05+00:00", "a command", "0.1.0", 100, 10, {}, measures=executor == "cuda")
     return TuneResult(run, PROBLEM, H200, () if winner is None else (winner,), winner)
 
 
@@ -266,7 +315,7 @@ def test_a_winner_is_written_with_its_figures(executor: str, measured: bool, gpu
                    lambda at: best_predicted(at, H200))
     assert sorted(path.name for path in folder.iterdir()) == ["best.cu", "best.h"]
     said = banner((folder / "best.cu").read_text())
-    for text in (str(winner.config), "for 0 to 4096 rows", f" {gpu}\n", time,
+    for text in (str(winner.config), "for 0 to ", f" {gpu}\n", time,
                  "dx     2.0e-07 of its norm; the worst element at 0.25", "lnl-tuner 0.1.0, 2026-01-02T03:04:05+00:00"):
         assert text in said, text
     assert "int LNL_NAME(" in (folder / "best.h").read_text()

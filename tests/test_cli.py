@@ -17,11 +17,12 @@ import codegen.__main__ as codegen_cli
 from codegen.problem import GRADIENTS
 from codegen.space import parse_config
 from codegen.variants import VARIANTS
-from tests.fake_gpu import FakeGpu, failing_launch
+from tests.fake_gpu import FakeGpu, failing_launch, lost_at, rugged
+from tests.trials import read_trials
 from tuner import cli
 from tuner.calls import configs
 from tuner.errors import ToolchainError
-from tuner.records import Status, read_trials
+from tuner.records import Status
 from tuner.tuning import SHORTLIST
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,6 +93,13 @@ def test_predicted_times_are_called_predicted(main_job: tuple[Path, str, float])
         assert "predicted" in (folder / name).read_text()
 
 
+def test_the_report_says_what_a_prediction_rests_on(main_job: tuple[Path, str, float]) -> None:
+    report = (main_job[0] / "report.md").read_text()
+    assert "table of targets for H200" in report
+    assert "| step | predicted us | limited by |" in report
+    assert ("(estimate)" in report) == ("are estimates" in report) != ("the device compiler's report" in report)
+
+
 def test_the_console_shows_the_five_errors_and_the_paths(main_job: tuple[Path, str, float]) -> None:
     lines = main_job[1].splitlines()
     for name in GRADIENTS:
@@ -127,6 +135,10 @@ def tuned(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
     ("--shape 4,4,8,16 --trials 0", "at least 1"),
     ("--shape 4,4,8,16 --trials few", "invalid int"),
     ("--shape 4,4,8,16 --timeout -3", "more than 0"),
+    ("--shape 4,4,8,16 --timeout inf", "finite"),
+    ("--shape 4,4,8,16 --timeout nan", "more than 0"),
+    ("--shape 4,4,8,16 --seed -1", "from 0"),
+    ("--shape 1,1,1000000,1000000", "TiB"),
     ("--shape 4,4,8,16 --turbo", "unrecognized"),
     ("--shape 4,4,8,16 --executor host --out /proc/nowhere", "--out"),
 ])
@@ -159,25 +171,93 @@ def test_without_pycuda_the_gpu_is_refused_with_what_to_install(capsys: pytest.C
     assert "PyCUDA" in errors and "cuda" in errors and "install" in errors
 
 
-def test_no_valid_kernel_exits_1_and_leaves_no_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_one_sentence_and_exits_1(capsys: pytest.CaptureFixture[str],
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(name: str, target: str) -> FakeGpu:
+        raise MemoryError("Unable to allocate 1.00 TiB for an array with shape (500000, 500000)")
+
+    monkeypatch.setattr(cli, "open_executor", allocate)
+    status, errors = tuned("--shape 4,4,8,16", capsys)
+    assert (status, errors.count("\n")) == (1, 1)
+    assert errors.startswith("tuner: ") and "1.00 TiB" in errors
+
+
+def test_a_target_beside_a_gpu_is_said_to_be_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    command = f"--shape 4,4,8,16 --variants row_thread --out {tmp_path}"
+    status, errors = tuned(f"{command} --target sm_80", capsys)
+    assert status == 0 and "--target is ignored" in errors and "NVIDIA Test" in errors
+    assert "--target" not in tuned(command, capsys)[1]
+
+
+def test_the_executor_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
     monkeypatch.setattr(cli, "open_executor", lambda name, target: gpu)
-    command = f"--shape 4,4,8,16 --variants row_thread --out {tmp_path}"
-    assert tuned(command, capsys)[0] == 0
-    assert {path.name for path in tmp_path.iterdir()} == FILES
-    gpu.kernels = dict.fromkeys(configs("4,4,8,16", variants=["row_thread"]), failing_launch)
-    status, errors = tuned(command, capsys)
+    cli.main(["--shape", "4,4,8,16", "--variants", "row_thread", "--out", str(tmp_path)])
+    assert gpu.closed == 1
+
+
+def test_no_valid_kernel_exits_1_and_leaves_no_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(kernels=dict.fromkeys(configs("4,4,8,16", variants=["row_thread"]), failing_launch))
+    monkeypatch.setattr(cli, "open_executor", lambda name, target: gpu)
+    status, errors = tuned(f"--shape 4,4,8,16 --variants row_thread --out {tmp_path}", capsys)
     assert status == 1
     assert errors.splitlines()[-1].startswith("tuner: no valid kernel")
     assert {path.name for path in tmp_path.iterdir()} == {"trials.jsonl", "report.md"}
     assert "launch error" in (tmp_path / "report.md").read_text()
 
 
+def test_results_of_an_earlier_run_stay_unless_this_one_is_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is better and what is kept: tests/test_publish.py. Here, that the console and the report say so."""
+    gpu = FakeGpu()
+    monkeypatch.setattr(cli, "open_executor", lambda name, target: gpu)
+    command = ["--shape", "4,4,8,16", "--variants", "row_thread", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "stay" not in capsys.readouterr().out
+    gpu.times = lambda config: 1.5 * rugged(config)
+    assert cli.main(command) == 0
+    said = capsys.readouterr().out
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {name for name in FILES if before[name] == after[name]} == {"best.cu", "best.h", "best.json"}
+    sentence = next(line for line in said.splitlines() if "stay" in line)
+    assert sentence in (tmp_path / "report.md").read_text()
+    written = next(line for line in said.splitlines() if line.startswith("written: "))
+    assert "trials.jsonl" in written and "best.cu" not in written
+
+
+def test_a_lost_gpu_is_said_and_the_best_so_far_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs for other row counts are then validated on the CPU."""
+    lost = lost_at(lambda gpu, config: len(gpu.timed) == 10)
+    monkeypatch.setattr(cli, "open_executor", lambda name, target: lost)
+    status, errors = tuned(f"--shape 4,4,8,16 --variants row_warp --out {tmp_path}", capsys)
+    assert status == 0
+    assert "the GPU was lost after row_warp:" in errors.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    report = (tmp_path / "report.md").read_text()
+    assert "The GPU was lost after row_warp:" in report
+
+
 def test_a_shape_no_variant_can_run_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, errors = tuned(f"--shape 1,4,4096,4096 --variants row_shared --executor host --out {tmp_path}", capsys)
     assert status == 1
     assert "shared memory" in errors.splitlines()[-1]
+
+
+def test_the_report_counts_what_was_tried_and_says_what_its_figures_rest_on(tmp_path: Path,
+                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    assert cli.main(["--shape", "4,4,8,16", "--variants", "row_warp", "--trials", "30", "--out", str(tmp_path)]) == 0
+    info, records = read_trials(tmp_path / "trials.jsonl")
+    report = (tmp_path / "report.md").read_text()
+    assert any(record.status is Status.REFUSED for record in records)
+    assert f"30 of those passed every test, {info.valid - 30} were not run" in report
+    assert "| refused |" not in report
+    assert "measured on this GPU" in report
 
 
 def test_measured_times_are_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str],

@@ -11,9 +11,10 @@ from codegen.config import Config
 from codegen.errors import InvalidConfig, InvalidProblem, UnsupportedDtype
 from codegen.limits import TARGETS, target
 from codegen.problem import GRADIENTS, Problem, Shape
+from codegen.reduction import workspace_limit
 from codegen.render import render
 from codegen.space import all_configs, make_config, parse_config, valid_configs, why_refused
-from codegen.variants import VARIANTS, workspace_limit
+from codegen.variants import VARIANTS
 
 LIMITS = target("sm_90")
 SMALLEST = min((target(name) for name in TARGETS), key=lambda limits: limits.shared_per_block)

@@ -15,7 +15,7 @@ from codegen.variants import VARIANTS
 from tuner.costmodel import floor_us, plausible_us, predict, resident_blocks
 from tuner.executors import Resources
 from tuner.guess import best_predicted
-from tuner.work import Setting, work
+from tuner.work import KERNELS, Setting, work
 
 H200 = target("sm_90")
 
@@ -131,11 +131,12 @@ def test_the_compilers_report_replaces_the_estimate() -> None:
     at, config = problem("1,65536,64,64"), parse_config("row_shared:threads=128,tile=8x8,splits=1024,reduction=atomic")
     estimated = predict(at, config, H200)
     few, many = (predict(at, config, H200, {"row_shared": Resources(registers, 0)}) for registers in (64, 255))
-    assert estimated.estimated and not few.estimated
+    assert estimated.resources["row_shared"].estimated and few.resources == {"row_shared": Resources(64, 0)}
     assert few.steps[-1].blocks_per_sm > many.steps[-1].blocks_per_sm
     assert few.time_us <= many.time_us
-    half_reported = predict(at, parse_config("row_shared"), H200, {"row_shared": Resources(64, 0)})
-    assert half_reported.estimated  # the second kernel's registers are still a guess
+    half_reported = predict(at, parse_config("row_shared:reduction=two_pass"), H200, {"row_shared": Resources(64, 0)})
+    guessed = {name: entry.estimated for name, entry in half_reported.resources.items()}
+    assert guessed == {"row_shared": False, "sum_partials": True}
 
 
 @pytest.mark.parametrize(("shape", "microseconds"), [
@@ -151,11 +152,16 @@ def test_what_is_not_believed_lies_below_what_l2_could_serve() -> None:
     assert 0.3 * floor_us(streamed, H200) < plausible_us(streamed, H200) < floor_us(streamed, H200)
 
 
-def test_a_kernel_the_model_does_not_know_has_a_cost() -> None:
-    def chain(shape: str) -> float:
-        return work("newcomer", Setting(problem(shape), {}, "atomic", 132, 256, 1, 1e5)).chain
+def test_every_kernel_of_every_plan_has_an_entry_and_no_other() -> None:
+    at = problem("32,16,64,64")
+    plans = [VARIANTS[config.variant].plan(at, config.as_dict()) for config in valid_configs(at, H200)]
+    kernels = {launch.kernel for plan in plans for launch in plan.launches}
+    assert kernels == KERNELS.keys()
 
-    assert 0 < chain("4,4,8,16") < chain("8,128,64,64")
+
+def test_a_kernel_the_model_does_not_know_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"newcomer.*work\.py"):
+        work("newcomer", Setting(problem("4,4,8,16"), {}, "atomic", 132, 256, 1, 1e5))
 
 
 @pytest.mark.parametrize("shape", ["4,4,8,16", "32,16,64,64", "1,71,229,33", "1,262144,128,128", "1,3,100003,2", "1,1,1,1"])

@@ -16,10 +16,10 @@ from codegen.problem import ALL_GRADIENTS, Problem
 from codegen.render import Source
 from codegen.space import make_config
 from tests.fake_cuda import Arguments, FakeCuda, FakeKernel, open_executor
-from tuner.errors import LaunchError
+from tuner.errors import DeviceLost, LaunchError
 from tuner.executors.cuda import CudaExecutor, CudaProgram
 from tuner.executors.cuda_memory import ALIGNMENT, GUARD_BYTES, ZONE_WORD, Layout
-from tuner.inputs import Inputs, random_inputs
+from tuner.inputs import Inputs, random_inputs, read_only
 from tuner.reference import reference
 from tuner.store import Store
 
@@ -244,10 +244,10 @@ def test_after_a_sticky_error_all_further_work_is_refused(executor: tuple[CudaEx
         fake.sticky = "an illegal memory access was encountered"
 
     fake.kernels["kernel"] = crash
-    with pytest.raises(LaunchError, match="took the process's GPU context with it: an illegal memory access was encountered"):
+    with pytest.raises(DeviceLost, match="took the process's GPU context with it: an illegal memory access was encountered"):
         program.run(data(), ALL_GRADIENTS)
     for work in (program.run, program.time, other.run):
-        with pytest.raises(LaunchError) as caught:
+        with pytest.raises(DeviceLost) as caught:
             work(data(), ALL_GRADIENTS)
         assert str(caught.value) == (
             "the GPU cannot be used by this process any more, since an earlier kernel failed (an illegal memory access was "
@@ -278,9 +278,28 @@ def test_ctrl_c_leaves_no_context_behind(make: Make) -> None:
 # --- memory is kept -------------------------------------------------------------------------------------------------
 
 
-def test_inputs_are_uploaded_once_and_memory_is_reused(make: Make) -> None:
+def test_inputs_that_can_change_are_freed_after_the_call(make: Make) -> None:
     program, fake = make()
     inputs = data()
+    for call in (program.run, program.time):
+        call(inputs, ALL_GRADIENTS)
+        assert len(fake.allocated) == 2
+    inputs.x[0, 0] += 1.0
+    got, right = program.run(inputs, ALL_GRADIENTS), reference(inputs, ALL_GRADIENTS)
+    assert got.dx is not None and right.dx is not None
+    np.testing.assert_array_equal(got.dx, right.dx.astype(np.float32))
+
+
+def test_inputs_are_freed_after_a_call_that_failed(make: Make) -> None:
+    program, fake = make(writes("x", 0))
+    with pytest.raises(LaunchError):
+        program.run(data(), ALL_GRADIENTS)
+    assert len(fake.allocated) == 2
+
+
+def test_read_only_inputs_are_uploaded_once_and_memory_is_reused(make: Make) -> None:
+    program, fake = make()
+    inputs = read_only(data())
     for _ in range(3):
         program.run(inputs, ALL_GRADIENTS)
         program.run(inputs, frozenset(("db",)))
@@ -290,7 +309,7 @@ def test_inputs_are_uploaded_once_and_memory_is_reused(make: Make) -> None:
 
 def test_changed_inputs_are_uploaded_again(make: Make) -> None:
     program, fake = make(writes("x", 0))
-    inputs = data()
+    inputs = read_only(data())
     with pytest.raises(LaunchError):
         program.run(inputs, ALL_GRADIENTS)
     fake.kernels["kernel"] = solve
@@ -302,7 +321,7 @@ def test_changed_inputs_are_uploaded_again(make: Make) -> None:
 def test_kept_inputs_are_bounded_and_close_frees_all(executor: tuple[CudaExecutor, FakeCuda], make: Make) -> None:
     program, fake = make()
     for _ in range(40):
-        program.run(data(), ALL_GRADIENTS)
+        program.run(read_only(data()), ALL_GRADIENTS)
     assert len(fake.allocated) == 16 + 2
     executor[0].close()
     assert not fake.allocated
@@ -312,9 +331,9 @@ def test_kept_inputs_are_bounded_and_close_frees_all(executor: tuple[CudaExecuto
 def test_kept_inputs_give_way_when_memory_is_short(make: Make) -> None:
     program, fake = make()
     for _ in range(4):
-        program.run(data(), ALL_GRADIENTS)
+        program.run(read_only(data()), ALL_GRADIENTS)
     fake.free_bytes = 0
-    got = program.run(data(), ALL_GRADIENTS)
+    got = program.run(read_only(data()), ALL_GRADIENTS)
     assert got.dx is not None
     assert len(fake.allocated) == 3
 

@@ -16,12 +16,14 @@ from codegen.limits import target
 from codegen.problem import Problem, Shape
 from codegen.render import Source
 from codegen.space import make_config, parse_config
-from tests.fake_gpu import FakeGpu, FakeProgram, rugged
+from tests.fake_gpu import FakeGpu, FakeProgram, lost_at, rugged
 from tuner.candidates import Space, distance, nearest, survey, without_figures
-from tuner.errors import LaunchError, ToolchainError
+from tuner.errors import DeviceLost, LaunchError, ToolchainError
+from tuner.evaluate import Evaluator
 from tuner.outcome import Event, TuneResult
+from tuner.pipeline import try_all
 from tuner.records import Record, Status
-from tuner.search import Families
+from tuner.search import Families, Family
 from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy
 from tuner.tuning import FINAL_ROUNDS, Request, TuningRun
 
@@ -166,6 +168,38 @@ def test_invalid_proposals_are_pruned_with_their_reason_and_never_fail(monkeypat
     assert set(states) == {None, optuna.trial.TrialState.PRUNED}
 
 
+def test_a_config_proposed_again_is_told_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pruning it would teach the sampler that what it likes best is bad."""
+    told: list[tuple[optuna.trial.TrialState, float | None]] = []
+    tell = optuna.study.Study.tell
+
+    def spy(self: optuna.study.Study, trial: optuna.trial.Trial, values: float | None = None,
+            state: optuna.trial.TrialState | None = None) -> optuna.trial.FrozenTrial:
+        done = tell(self, trial, values, state)
+        told.append((done.state, done.value))
+        return done
+
+    among = space(SHAPE, ("row_warp",))
+    good, bad = among.valid[0], among.valid[-1]
+    proposed = good
+    monkeypatch.setattr(optuna.study.Study, "tell", spy)
+    monkeypatch.setattr(optuna.trial.Trial, "suggest_categorical", lambda self, name, choices: proposed[name])
+    family = Family("row_warp", among, Pool(among.valid), [], 0, lambda config, reason: None)
+    assert family.ask() == good
+    others = [family.ask()]
+    assert told.pop() == (optuna.trial.TrialState.FAIL, None)  # still open: nothing is known
+    family.tell(good, 2.5)
+    assert told.pop() == (optuna.trial.TrialState.COMPLETE, 2.5)
+    others.append(family.ask())
+    assert told.pop() == (optuna.trial.TrialState.COMPLETE, 2.5)
+    proposed = bad
+    assert family.ask() == bad
+    family.tell(bad, None)
+    others.append(family.ask())
+    assert [told.pop() for _ in range(2)] == [(optuna.trial.TrialState.PRUNED, None)] * 2
+    assert len({good, bad, *others}) == 5
+
+
 def test_the_search_finds_what_the_cost_model_does_not_know() -> None:
     """On prices that have nothing to do with the predictions, 150 of 1,600 configs come near the best; random ones do not."""
     best = min(rugged(config) for config in space().valid)
@@ -278,6 +312,36 @@ def test_a_missing_compiler_ends_the_run() -> None:
 
     with pytest.raises(ToolchainError):
         run(Bare(), variants=("row_thread",))
+
+
+def test_a_lost_gpu_ends_the_run_with_the_best_so_far() -> None:
+    gpu = lost_at(lambda gpu, config: len(gpu.timed) == 10)
+    result = run(gpu, variants=("row_warp",))
+    assert len(result.records) == 11
+    assert [record.status for record in result.records] == [Status.OK] * 10 + [Status.LAUNCH_ERROR]
+    assert result.winner is not None and result.winner.time_us == min(rugged(record.config) for record in result.records[:10])
+    assert result.winner.final_us is None
+    assert result.lost is not None and f"lost after {result.records[-1].config}" in result.lost
+    assert result.lost.endswith("an illegal memory access")
+
+
+def test_a_gpu_lost_while_the_fastest_are_timed_again_keeps_the_first_times() -> None:
+    valid = space(SHAPE, ("row_warp",)).valid
+    gpu = lost_at(lambda gpu, config: len(gpu.timed) == len(valid) + 3)
+    result = run(gpu, variants=("row_warp",))
+    assert len(result.valid()) == len(valid)
+    assert result.winner is not None and result.winner.config == min(valid, key=rugged) and result.winner.final_us is None
+    assert result.lost is not None
+
+
+def test_a_lost_device_ends_what_runs_side_by_side_too() -> None:
+    valid = space(SHAPE, ("row_warp",)).valid[:9]
+    gpu = lost_at(lambda gpu, config: config == valid[4])
+    finished: list[Record] = []
+    with pytest.raises(DeviceLost):
+        for record in try_all(list(valid), Evaluator(gpu, Problem.of(Shape.parse(SHAPE))), lambda: False):
+            finished.append(record)
+    assert finished[-1].status is Status.LAUNCH_ERROR and len(finished) <= 5
 
 
 def test_an_interrupt_keeps_what_was_finished() -> None:

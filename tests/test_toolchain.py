@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from codegen.expr import const
 from codegen.plan import Launch, Plan
+from tests.artifact_cases import SINGLE_BLOCK, one
 from tuner.errors import CompileError, ToolchainError
 from tuner.executors import Resources
 from tuner.store import Store
@@ -149,6 +151,23 @@ def test_a_kernel_is_compiled_once_and_lies_beside_its_report(tmp_path: Path) ->
     assert "Compiling entry function 'k'" in (first.cubin.parent / REPORT).read_text()
     assert first.reports["k"].registers > 0 and first.reports["k"].spill_bytes == 0
     assert nvcc.compile(text, "sm_80", store).cubin != first.cubin
+
+
+def test_flags_from_the_environment_do_not_reach_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a key of the store nor the banner of best.cu would tell of them."""
+    text = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] *= 2.0f; }\n'
+    plain = find_nvcc("sm_90a").compile(text, "sm_90a", Store(tmp_path / "plain"))
+    for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+        monkeypatch.setenv(name, "--no-such-flag")
+    again = find_nvcc("sm_90a").compile(text, "sm_90a", Store(tmp_path / "again"))
+    assert again.reports == plain.reports
+
+
+def test_kernels_are_compiled_as_the_artifact_tells_its_users(tmp_path: Path) -> None:
+    said = re.search(r"nvcc (-std\S+ -O\S+) -shared", one(SINGLE_BLOCK).cu)
+    assert said is not None
+    binary = find_nvcc("sm_90a").compile("", "sm_90a", Store(tmp_path))
+    assert all(f'"{flag}"' in (binary.cubin.parent / "key.json").read_text() for flag in said.group(1).split())
 
 
 def test_a_refused_kernel_leaves_nothing_behind(tmp_path: Path) -> None:

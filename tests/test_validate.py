@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +18,11 @@ from tests.cases import LITERALS, VALIDATED, Literal, array
 from tests.numpy_kernels import PLAIN
 from tuner.bounds import ACCURACY, bounds
 from tuner.compare import bound_fault, build_case
-from tuner.errors import InputError, LaunchError
+from tuner.errors import DeviceLost, InputError, LaunchError
+from tuner.executors import Run
 from tuner.inputs import AnyFloats, Gradients, Inputs, Repeated, random_inputs
 from tuner.reference import reference
-from tuner.validate import Run, Validator, Verdict
+from tuner.validate import Validator, Verdict
 
 ALL = frozenset(GRADIENTS)
 SMALL = Shape(4, 4, 8, 16)
@@ -261,8 +262,29 @@ def test_a_launch_error_is_a_failed_test_and_other_errors_pass() -> None:
         return run
     assert reason_of(validator(SMALL).validate(failing(LaunchError("row_warp: misaligned address")))) == \
         "row_warp: misaligned address (exact probe, 1 row)"
-    with pytest.raises(ZeroDivisionError):
-        validator(SMALL).validate(failing(ZeroDivisionError()))
+    for error in (ZeroDivisionError(), DeviceLost("the GPU cannot be used by this process any more")):
+        with pytest.raises(type(error)):
+            validator(SMALL).validate(failing(error))
+
+
+@pytest.mark.parametrize("fault", ["wrong", "refused"])
+def test_a_kernel_must_be_right_in_every_variation(fault: str) -> None:
+    seen: list[int] = []
+
+    def varied(inputs: Inputs, wants: frozenset[str]) -> Gradients:
+        seen.append(inputs.rows)
+        if fault == "refused":
+            raise LaunchError("row_warp: block 0, thread 3: read before x")
+        result = PLAIN(inputs, wants)
+        assert result.db is not None
+        result.db[0] += 1.0
+        return result
+
+    verdict = validator(SMALL).validate(PLAIN, {"in order": PLAIN, "in reverse order": varied})
+    assert reason_of(verdict).endswith("(exact probe, 61 rows); in reverse order")
+    assert seen == [61]
+    assert set(verdict.errors) == ALL
+    assert validator(SMALL).validate(PLAIN, {"in order": PLAIN}).ok
 
 
 def test_a_run_cannot_change_the_inputs_of_those_after_it() -> None:
@@ -288,7 +310,7 @@ def test_row_counts_and_their_cap(rows: int, cap: int | None, expected: tuple[in
     verdict = judge.validate(run)
     assert verdict.ok, verdict.reason
     assert verdict.rows == expected
-    assert judge.multiply_adds == sum(spent)
+    assert cap is None or max(spent) <= max(cap, 64 * 8)
 
 
 def test_a_rejection_says_which_row_counts_were_run() -> None:
@@ -310,18 +332,11 @@ def test_references_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(calls) == len(judge.probe_rows) + 2
 
 
-def test_a_verdict_is_json() -> None:
-    verdict = validator(SMALL).validate(PLAIN)
-    errors = {name: {"normwise": e.normwise, "bound_ratio": e.bound_ratio} for name, e in verdict.errors.items()}
-    assert json.loads(json.dumps(verdict.as_dict())) == {
-        "ok": True, "reason": None, "rows": [1, 16, 61, 257], "errors": errors}
-
-
-def test_an_infinite_relative_error_is_json_too() -> None:
+def test_an_error_relative_to_nothing_is_infinite() -> None:
     """With H = 1 dgamma is zero, and so is all it could be relative to."""
     ones = on_other_data_than_the_probe(np.ones_like)
     verdict = Validator(Problem(5, 1, 1, wants=frozenset(("dgamma",)))).validate(ones)
-    assert json.loads(json.dumps(verdict.as_dict(), allow_nan=False))["errors"]["dgamma"]["normwise"] is None
+    assert math.isinf(verdict.errors["dgamma"].normwise)
 
 
 def test_nothing_to_validate_is_refused() -> None:

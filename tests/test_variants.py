@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -12,8 +13,9 @@ import pytest
 from codegen.config import Config, Value
 from codegen.limits import TARGETS, target
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Problem, Shape
+from codegen.reduction import columns
 from codegen.render import render
-from codegen.space import make_config, valid_configs, why_refused
+from codegen.space import make_config, valid_configs, why_inexact, why_refused
 from codegen.variants import VARIANTS
 from tests import cases
 from tuner.compare import bound_fault, build_case
@@ -129,25 +131,22 @@ def test_hard_rows(executor: Executor, config: Config) -> None:
 # --- shapes ------------------------------------------------------------------------------------------------------
 
 
-def ragged(executor: Executor, shape: Shape, config: Config) -> None:
-    chosen = fitted(config, shape)
-    if chosen is None:
-        assert config.variant == "row_shared"
-        return
-    assert_right(executor, chosen, random_inputs(shape.rows, shape.hidden, shape.out))
+def with_every_config(shapes: Sequence[Shape]) -> pytest.MarkDecorator:
+    """Each shape with the config of each variant and reduction that can run it."""
+    pairs = [(shape, chosen, f"{shape}-{'-'.join(pair)}") for shape in shapes for pair in VARIANTS_AND_REDUCTIONS
+             if (chosen := fitted(config_of(*pair), shape)) is not None]
+    return pytest.mark.parametrize(("shape", "config"), [pytest.param(shape, config, id=name) for shape, config, name in pairs])
 
 
-@pytest.mark.parametrize("config", EVERY)
-@pytest.mark.parametrize("shape", cases.RAGGED_COVERING, ids=str)
+@with_every_config(cases.RAGGED_COVERING)
 def test_s1_ragged_sizes(host_executor: Executor, shape: Shape, config: Config) -> None:
-    ragged(host_executor, shape, config)
+    assert_right(host_executor, config, random_inputs(shape.rows, shape.hidden, shape.out))
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("config", EVERY)
-@pytest.mark.parametrize("shape", cases.RAGGED_ALL, ids=str)
+@with_every_config(cases.RAGGED_ALL)
 def test_s1_ragged_sizes_full_product(cuda_executor: Executor, shape: Shape, config: Config) -> None:
-    ragged(cuda_executor, shape, config)
+    assert_right(cuda_executor, config, random_inputs(shape.rows, shape.hidden, shape.out))
 
 
 def test_only_row_shared_is_ever_out_of_room() -> None:
@@ -175,16 +174,34 @@ def test_s3_past_65535_rows(executor: Executor, config: Config, shape: Shape) ->
     assert_right(executor, chosen, random_inputs(shape.rows, shape.hidden, shape.out))
 
 
-@pytest.mark.parametrize("config", EVERY)
-@pytest.mark.parametrize("shape", cases.PAST_65535_COLUMNS, ids=str)
-def test_s3_past_65535_columns(executor: Executor, config: Config, shape: Shape) -> None:
-    ragged(executor, shape, config)
+@with_every_config(cases.PAST_65535_COLUMNS)
+def test_s3_past_65535_columns(executor: Executor, shape: Shape, config: Config) -> None:
+    assert_right(executor, config, random_inputs(shape.rows, shape.hidden, shape.out))
 
 
-@pytest.mark.parametrize("config", EVERY)
-@pytest.mark.parametrize("shape", cases.VERY_LARGE_HIDDEN, ids=str)
-def test_s6_very_large_hidden(executor: Executor, config: Config, shape: Shape) -> None:
-    ragged(executor, shape, config)
+@with_every_config(cases.VERY_LARGE_HIDDEN)
+def test_s6_very_large_hidden(executor: Executor, shape: Shape, config: Config) -> None:
+    assert_right(executor, config, random_inputs(shape.rows, shape.hidden, shape.out))
+
+
+@with_every_config([Shape(1, 14, 64, 32768), Shape(1, 5, 33, 5000)])
+def test_sums_over_many_outputs_keep_the_accuracy_class(executor: Executor, shape: Shape, config: Config) -> None:
+    problem = Problem.of(shape)
+    if why_inexact(problem, config) is None:
+        verdict = Validator(problem).validate(compiled(executor, problem, config).run)
+        assert verdict.ok, verdict.reason
+
+
+def test_offsets_in_a_chain_of_rows_stay_in_32_bits() -> None:
+    for hidden, out in ((3_000_000, 2), (2, 3_000_000), (2**31 - 1, 1), (8, 16)):
+        assert columns(Problem(10, hidden, out), 128)["CHAIN"] * max(hidden, out) < 2**31
+
+
+def test_long_float32_chains_are_inexact() -> None:
+    atomic = make_config("row_thread")
+    assert why_inexact(Problem(4096, 8, 16), atomic) is None
+    assert why_inexact(Problem(65536, 8, 16), atomic) is not None
+    assert why_inexact(Problem(65536, 8, 16, wants=frozenset({"dx"})), atomic) is None
 
 
 @pytest.mark.parametrize("config", EVERY)
@@ -206,7 +223,9 @@ def test_p5_what_a_gpu_cannot_run_is_refused_with_a_reason(arch: str) -> None:
     reason = why_refused(problem, config, limits)
     if limits.shared_per_block < 4 * 256 * 192:
         assert reason is not None and "shared memory" in reason
-    assert all(why_refused(problem, other, limits) is None for other in valid_configs(problem, limits)[:50])
+    for valid in valid_configs(problem, limits)[::7]:
+        for launch in render(problem, valid).plan.launches:
+            assert launch.shared_bytes <= limits.shared_per_block and launch.block <= limits.max_threads
 
 
 def test_p5_more_than_48_kb_of_shared_memory(executor: Executor) -> None:
@@ -268,22 +287,21 @@ def test_saved_statistics_are_used(executor: Executor, config: Config) -> None:
 # --- reductions --------------------------------------------------------------------------------------------------
 
 
-def widths(variant: str) -> list[dict[str, Value]]:
-    """Every combination of the parameters that set how many threads share a sum."""
+def widths(variant: str, hidden: int) -> list[Config]:
+    """A config for every combination of the parameters that set how many threads share a sum, as far as they suit the length."""
     choices = VARIANTS[variant].choices
-    names = [name for name in ("threads", "warps", "lanes") if name in choices]
-    return [dict(zip(names, values, strict=True)) for values in product(*(choices[name] for name in names))]
+    names = [name for name in ("threads", "warps", "lanes", "vector") if name in choices]
+    combinations = (dict(zip(names, values, strict=True)) for values in product(*(choices[name] for name in names)))
+    configs = (config_of(variant, "two_pass", **values) for values in combinations)
+    return [config for config in configs if why_refused(Problem(5, hidden, 3), config, LIMITS) is None]
 
 
-@pytest.mark.parametrize(("variant", "width"), [(name, width) for name in VARIANTS for width in widths(name)], ids=str)
-@pytest.mark.parametrize("hidden", cases.REDUCED_HIDDEN)
-def test_r1_every_width_of_a_reduction(executor: Executor, variant: str, width: dict[str, Value], hidden: int) -> None:
-    inputs = cases.counting_inputs(hidden)
-    for vector in (1, 4) if "vector" in VARIANTS[variant].choices else (None,):
-        values = width if vector is None else {**width, "vector": vector}
-        config = config_of(variant, "two_pass", **values)
-        if why_refused(Problem(inputs.rows, hidden, inputs.out), config, LIMITS) is None:
-            assert_right(executor, config, inputs)
+@pytest.mark.parametrize(("variant", "hidden"), list(product(VARIANTS, cases.REDUCED_HIDDEN)))
+def test_r1_every_width_of_a_reduction(executor: Executor, variant: str, hidden: int) -> None:
+    configs = widths(variant, hidden)
+    assert configs
+    for config in configs:
+        assert_right(executor, config, cases.counting_inputs(hidden))
 
 
 @pytest.mark.parametrize("config", EVERY)

@@ -6,6 +6,7 @@ from codegen.problem import Shape
 from tuner.calls import backward, configs
 from tuner.errors import (
     CompileError,
+    DeviceLost,
     InputError,
     InputTypeError,
     LaunchError,
@@ -19,7 +20,7 @@ from tuner.records import Record, Status
 from tuner.tuning import tune
 
 __all__ = [
-    "CodegenError", "CompileError", "Config", "Event", "Gradients", "InputError", "InputTypeError", "InvalidConfig",
-    "InvalidProblem", "LaunchError", "NoValidKernel", "Record", "Shape", "Status", "ToolchainError", "TuneResult", "TunerError",
-    "UnsupportedDtype", "backward", "configs", "tune",
+    "CodegenError", "CompileError", "Config", "DeviceLost", "Event", "Gradients", "InputError", "InputTypeError",
+    "InvalidConfig", "InvalidProblem", "LaunchError", "NoValidKernel", "Record", "Shape", "Status", "ToolchainError",
+    "TuneResult", "TunerError", "UnsupportedDtype", "backward", "configs", "tune",
 ]

@@ -11,16 +11,26 @@ from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem, Shape
 from codegen.render import Source, render
-from codegen.space import why_refused, why_wasteful
+from codegen.space import why_not, why_unfit
+from tuner.costmodel import predict
+from tuner.guess import best_predicted
 from tuner.outcome import TuneResult
 from tuner.provenance import DISTRIBUTION
 from tuner.records import write_text
+from tuner.wording import gpu_name
 
 MAX_CONFIGS = 3
 """Configs in one file; each makes it longer, and slower to compile."""
 
 GPU_BYTES = 1 << 38
 """More memory than any GPU has: row counts whose x, dx and dy would take more do not occur."""
+
+ABSURDLY_SLOW = 4.0
+"""A config serves no row count at which its predicted time is more than so many times the best predicted one: more than the cost
+model errs, and what too few blocks for many rows exceed by far."""
+
+LAST_STEP = 16
+"""The last config is chosen for the largest row count or, where that is unfit at its first, for one so many times smaller."""
 
 Choice = Callable[[Problem], Config]
 
@@ -43,7 +53,7 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, c
     if winner is None:
         raise ValueError("a run without a winner has no artifact")
     errors = {name: ErrorFigures(error.normwise, error.bound_ratio) for name, error in winner.errors.items()}
-    gpu = result.limits.name if info.executor == "host" else info.device
+    gpu = gpu_name(result)
     said = ArtifactInfo(
         Shape.parse(info.shape), gpu, result.limits.arch, winner.best_us, winner.measured, result.floor_us, errors,
         f"{DISTRIBUTION} {info.version}, {info.date}")
@@ -56,9 +66,10 @@ def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[Artifa
     """One to MAX_CONFIGS configs, the tuned one among them, that together serve every row count, by rising row counts.
 
     A config serves the row counts round the one it was chosen for, as far as it is fit at every power of two on the way: down to
-    where it is refused, up to where it is refused or wasteful. (What is wasteful below that count is so only because a smaller
-    config would do as well.) Where one ends, another is chosen. The last must be fit for all that remain; if what is best at its
-    first power of two is not, it is what is best at the largest row count a GPU can hold.
+    where it is refused, up to where it is refused, inexact, wasteful or absurdly slow. (What is wasteful below that count is so
+    only because a smaller config would do as well.) Where one ends, another is chosen. The last must be fit for all that remain;
+    if what is best at its first power of two is not, it is what is best at the largest row count a GPU can hold, or at one as
+    near to that as makes it fit at both ends.
 
     Args:
         tuned: the tuned config; its problem has the tuned row count.
@@ -78,10 +89,23 @@ def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[Artifa
         rows = 2 * _power_at_most(last)
         config = choose(replace(problem, rows=rows))
         if len(kernels) == MAX_CONFIGS - 1 and _highest_fit(replace(problem, rows=rows), config, limits, most) is not None:
-            config = choose(replace(problem, rows=most))
+            config = _last(replace(problem, rows=rows), limits, most, choose)
             break
     kernels.append(ArtifactKernel(render(problem, config), None))
     return kernels
+
+
+def _last(problem: Problem, limits: Limits, most: int, choose: Choice) -> Config:
+    """The config for the problem's row count and all above it."""
+    largest = replace(problem, rows=most)
+    first = config = choose(largest)
+    rows = most
+    while any(why_unfit(at, config, limits) is not None for at in (problem, largest)):
+        rows //= LAST_STEP
+        if rows <= problem.rows:
+            return first
+        config = choose(replace(problem, rows=rows))
+    return config
 
 
 def _most_rows(problem: Problem) -> int:
@@ -98,7 +122,7 @@ def _lowest_fit(problem: Problem, config: Config, limits: Limits) -> int:
     """The lowest row count the config serves: 0, or the power of two above the first at which it is refused."""
     lowest, rows = problem.rows, _power_at_most(max(problem.rows, 1))
     while rows >= 1:
-        if why_refused(replace(problem, rows=rows), config, limits) is not None:
+        if why_unfit(replace(problem, rows=rows), config, limits) is not None:
             return lowest
         lowest, rows = rows, rows // 2
     return 0
@@ -109,7 +133,12 @@ def _highest_fit(problem: Problem, config: Config, limits: Limits, most: int) ->
     highest, rows = problem.rows, 2 * _power_at_most(max(problem.rows, 1))
     while rows <= most:
         at = replace(problem, rows=rows)
-        if why_refused(at, config, limits) is not None or why_wasteful(at, config) is not None:
+        if why_not(at, config, limits) is not None or _absurdly_slow(at, config, limits):
             return highest
         highest, rows = rows, 2 * rows
     return None
+
+
+def _absurdly_slow(problem: Problem, config: Config, limits: Limits) -> bool:
+    best = predict(problem, best_predicted(problem, limits), limits)
+    return predict(problem, config, limits).time_us > ABSURDLY_SLOW * best.time_us

@@ -14,18 +14,18 @@ from codegen.errors import InvalidConfig
 from codegen.limits import target as limits_of
 from codegen.problem import ALL_GRADIENTS, Problem, Shape, check_wants
 from codegen.render import render
-from codegen.space import parse_config, valid_configs, why_refused
+from codegen.space import parse_config, valid_configs, why_not, why_refused, why_unfit
+from tuner.arguments import as_shape, parse_names
 from tuner.choose import open_executor
 from tuner.errors import InputError
 from tuner.executors import Executor, Program
 from tuner.guess import best_predicted
 from tuner.inputs import Array32, Gradients, Inputs, gradient_shapes
 from tuner.known import best_known
-from tuner.tuning import as_shape
 
 
 def backward(dy: Array32, x: Array32, gamma: Array32 | None, beta: Array32 | None, w: Array32, eps: float = 1e-5,
-             wants: Iterable[str] | None = None, config: Config | str | None = None,
+             wants: Iterable[str] | str | None = None, config: Config | str | None = None,
              executor: Executor | str | None = None) -> Gradients:
     """The gradients of `y = Linear(LayerNorm(x))`.
 
@@ -36,9 +36,9 @@ def backward(dy: Array32, x: Array32, gamma: Array32 | None, beta: Array32 | Non
         beta: shift, float32 [H]; None: there is none.
         w: weight of the Linear, float32 [O, H].
         eps: of the LayerNorm.
-        wants: names of the gradients to compute; None: all that exist.
-        config: the kernel; None: the best of earlier tuning runs for this H and O on this device that fits, else what the cost
-            model expects to be fastest.
+        wants: the gradients to compute, a list of names or "dx,dw"; None: all that exist.
+        config: the kernel; None: the best of earlier tuning runs for this H and O on this device that is right and worth taking
+            for so many rows, else what the cost model expects to be fastest.
         executor: "auto", "cuda" or "host", or one that is open; None: "auto".
 
     Arrays of any memory layout are taken; what is not C-contiguous is copied.
@@ -67,22 +67,25 @@ def backward(dy: Array32, x: Array32, gamma: Array32 | None, beta: Array32 | Non
 
 
 def configs(shape: Shape | str | Sequence[int], *, target: str = "sm_90", dtype: str = "float32", deterministic: bool = False,
-            variants: Iterable[str] | None = None, wants: Iterable[str] | None = None) -> list[Config]:
+            variants: Iterable[str] | str | None = None, wants: Iterable[str] | str | None = None) -> list[Config]:
     """Every config that can run the shape on a GPU of that architecture and is worth trying, in a fixed order.
+
+    `variants` and `wants` are lists of names or texts with commas: "dx,dw"; None: all.
 
     Raises:
         InvalidProblem, UnsupportedDtype: the shape, data type or wanted gradients describe no problem.
         InvalidConfig: there is no such target or variant.
     """
-    problem = Problem.of(as_shape(shape), dtype=dtype, wants=wants, deterministic=deterministic)
-    return valid_configs(problem, limits_of(target), variants)
+    chosen = None if wants is None else parse_names(wants)
+    problem = Problem.of(as_shape(shape), dtype=dtype, wants=chosen, deterministic=deterministic)
+    return valid_configs(problem, limits_of(target), None if variants is None else parse_names(variants))
 
 
-def _wanted(inputs: Inputs, wants: Iterable[str] | None) -> frozenset[str]:
+def _wanted(inputs: Inputs, wants: Iterable[str] | str | None) -> frozenset[str]:
     absent = {name for name, array in (("dgamma", inputs.gamma), ("dbeta", inputs.beta)) if array is None}
     if wants is None:
         return ALL_GRADIENTS - absent
-    chosen = frozenset(wants.split(",") if isinstance(wants, str) else wants)
+    chosen = frozenset(parse_names(wants))
     check_wants(chosen)
     if impossible := sorted(absent & chosen):
         raise InputError(f"{impossible[0]} cannot be wanted where {impossible[0].removeprefix('d')} is None")
@@ -108,12 +111,12 @@ def _given(config: Config | str, problem: Problem, executor: Executor) -> Config
 
 def _choose(problem: Problem, executor: Executor) -> Config:
     for config in best_known(problem, executor):
-        if why_refused(problem, config, executor.limits) is None:
+        if why_not(problem, config, executor.limits) is None:
             return config
     # Sizes near each other have the same best kernel; rounding keeps varying row counts from a search each.
     rounded = replace(problem, rows=1 << (problem.rows - 1).bit_length())
     config = best_predicted(rounded, executor.limits)
-    fits = why_refused(problem, config, executor.limits) is None
+    fits = why_unfit(problem, config, executor.limits) is None
     return config if fits else best_predicted(problem, executor.limits)
 
 

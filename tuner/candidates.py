@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem
-from codegen.space import all_configs, variant_of, why_refused, why_wasteful
+from codegen.space import all_configs, variant_of, why_not
 from codegen.variants import VARIANTS
 
 _FIGURE = re.compile(r"(?<![\w.])\d[\d.]*(?!\w)")
@@ -38,7 +38,7 @@ class Space:
 
     def why_not(self, config: Config) -> str | None:
         """Why a config is not valid here; None where it is."""
-        return why_refused(self.problem, config, self.limits) or why_wasteful(self.problem, config)
+        return why_not(self.problem, config, self.limits)
 
 
 def survey(problem: Problem, limits: Limits, variants: Iterable[str] | None = None) -> Space:
@@ -53,7 +53,7 @@ def survey(problem: Problem, limits: Limits, variants: Iterable[str] | None = No
     count = 0
     for config in all_configs(names):
         count += 1
-        reason = why_refused(problem, config, limits) or why_wasteful(problem, config)
+        reason = why_not(problem, config, limits)
         if reason is None:
             valid.append(config)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from codegen.limits import target
+from codegen.limits import Limits, target
 from tuner.errors import InputError
 from tuner.executors import Executor
 from tuner.store import Store
@@ -33,6 +33,15 @@ def open_executor(name: str = "auto", target_name: str = "sm_90", store: Store |
         from tuner.executors.cuda import CudaExecutor
 
         return CudaExecutor(store=store)
+    return open_host(limits, store)
+
+
+def open_host(limits: Limits, store: Store | None = None) -> Executor:
+    """The CPU of this machine, in the place of a GPU with these limits.
+
+    Raises:
+        ToolchainError: there is no C++ compiler.
+    """
     from tuner.executors.host import HostExecutor
 
     return HostExecutor(limits, Store() if store is None else store)

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,7 @@ from codegen.errors import CodegenError
 from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, DTYPES, GRADIENTS, Shape
 from codegen.variants import VARIANTS
+from tuner.arguments import parse_names
 from tuner.choose import EXECUTORS, open_executor
 from tuner.companions import choose_companion
 from tuner.errors import InputError, InputTypeError, TunerError
@@ -23,11 +25,12 @@ from tuner.executors import Executor
 from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
 from tuner.progress import ProgressBar, best_table, error_table
-from tuner.publish import Folder
+from tuner.publish import Folder, Published
 from tuner.tuning import SHORTLIST, TRIALS, Request, TuningRun
 from tuner.wording import share_of_floor, time_text
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+TARGET = "sm_90"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,6 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"tuner: {error}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+    except MemoryError as error:
+        if options.debug:
+            raise
+        print(f"tuner: this machine has not enough memory for the shape ({error or 'no figure is known'}); use a smaller one",
+              file=sys.stderr)
+        return FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,13 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
     parser.add_argument("--executor", choices=EXECUTORS, default="auto",
                         help="cuda: measure on the GPU; host: predict, validate on the CPU; auto: the GPU if there is one")
-    parser.add_argument("--target", default="sm_90", metavar="ARCH",
-                        help=f"what to predict for without a GPU: {', '.join(TARGETS)} (default sm_90)")
+    parser.add_argument("--target", metavar="ARCH",
+                        help=f"what to predict for without a GPU: {', '.join(TARGETS)} (default {TARGET})")
     parser.add_argument("--dtype", default="float32", help=f"data type of all tensors: {', '.join(DTYPES)}")
     parser.add_argument("--eps", type=float, default=1e-5, help="eps of the LayerNorm (default 1e-5)")
     parser.add_argument("--deterministic", action="store_true", help="only kernels whose results are bitwise reproducible")
-    parser.add_argument("--variants", type=_names, metavar="A,B", help=f"only these variants, of {', '.join(VARIANTS)}")
-    parser.add_argument("--wants", type=_names, metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
+    parser.add_argument("--variants", type=parse_names, metavar="A,B", help=f"only these variants, of {', '.join(VARIANTS)}")
+    parser.add_argument("--wants", type=parse_names, metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
     parser.add_argument("--trials", type=int, metavar="N",
                         help=f"most candidates to try (default {TRIALS}; without a GPU the {SHORTLIST} best predicted)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="begin no candidate after so long")
@@ -80,28 +89,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _tune(options: argparse.Namespace, command: str) -> int:
     request = Request(
         Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, options.trials,
         options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command)
     request.problem()
-    executor = open_executor(options.executor, options.target)
+    with closing(open_executor(options.executor, options.target or TARGET)) as executor:
+        if executor.measures and options.target is not None:
+            print(f"tuner: --target is ignored, since kernels are measured on {executor.device}; it is for --executor host",
+                  file=sys.stderr)
+        return _run(request, executor, options.out)
+
+
+def _run(request: Request, executor: Executor, out: Path | None) -> int:
     run = TuningRun(request, executor)
     console, errors = Console(), Console(stderr=True)
     interrupted = False
-    with Folder(options.out or _default_folder(executor, request), run.info) as folder, ProgressBar(errors) as bar:
+    with Folder(out or _default_folder(executor, request), run.info) as folder, ProgressBar(errors) as bar:
         run.on_record, run.on_event = folder.add, bar.show
         try:
             run.execute()
         except KeyboardInterrupt:
             interrupted = True
     result = run.result()
-    written = folder.finish(result, interrupted, partial(choose_companion, executor, result))
-    _show(console, result, written)
+    published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
+    _show(console, result, published)
+    if result.lost is not None:
+        print(f"tuner: {result.lost}; what was finished is written", file=sys.stderr)
     if interrupted:
         print("tuner: interrupted; what was finished is written", file=sys.stderr)
         return INTERRUPTED
@@ -113,20 +127,21 @@ def _tune(options: argparse.Namespace, command: str) -> int:
 
 def _default_folder(executor: Executor, request: Request) -> Path:
     """reports/<device>/<shape>-<dtype>, and what else sets the run apart from an ordinary one."""
-    device = getattr(executor, "slug", f"predicted-{executor.limits.arch.removesuffix('a')}")
     parts = [request.shape.slug, request.dtype]
     if request.deterministic:
         parts.append("deterministic")
     if request.wants is not None and request.wants != ALL_GRADIENTS:
         parts += [name for name in GRADIENTS if name in request.wants]
-    return reports_folder() / device / "-".join(parts)
+    return reports_folder() / executor.slug / "-".join(parts)
 
 
-def _show(console: Console, result: TuneResult, written: Sequence[Path]) -> None:
+def _show(console: Console, result: TuneResult, published: Published) -> None:
     winner = result.winner
     if winner is not None:
         console.print(best_table(result))
         console.print(error_table(result, winner))
         console.print(f"winner: {winner.config}", markup=False, soft_wrap=True)
         console.print(f"{time_text(winner)}; the floor is {result.floor_us:.2f} us, {share_of_floor(result, winner):.0%} of that")
-    console.print("written: " + ", ".join(str(path) for path in written), markup=False, soft_wrap=True)
+    console.print("written: " + ", ".join(str(path) for path in published.written), markup=False, soft_wrap=True)
+    if published.kept is not None:
+        console.print(published.kept, markup=False, soft_wrap=True)

@@ -10,9 +10,10 @@ from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.render import render
 from tuner.candidates import survey
+from tuner.choose import open_host
 from tuner.costmodel import predict
-from tuner.errors import CompileError, NoValidKernel
-from tuner.evaluate import HOST_MULTIPLY_ADDS, measures
+from tuner.errors import CompileError, DeviceLost, NoValidKernel
+from tuner.evaluate import HOST_MULTIPLY_ADDS
 from tuner.executors import Executor
 from tuner.guess import best_predicted
 from tuner.outcome import TuneResult
@@ -20,6 +21,10 @@ from tuner.validate import Validator
 
 GPU_MULTIPLY_ADDS = 1 << 28
 """Largest rows * H * O of one run of the validation on a GPU: making the data for more takes longer than it is worth."""
+
+GPU_ROWS, HOST_ROWS = 1 << 17, 1 << 14
+"""Most rows of one run, where rows are short: enough that each of the most blocks there are takes several tiles in turn, and on
+the CPU a second or two."""
 
 TRIES = 8
 """Configs that are tried for one range of row counts before it is given up."""
@@ -32,7 +37,7 @@ def choose_companion(executor: Executor, result: TuneResult, problem: Problem) -
     near to it as the cost allows, but not timed.
 
     Args:
-        executor: where it is validated.
+        executor: where it is validated; once its device is lost, the CPU of this machine.
         result: the run whose winner is not fit at that row count.
         problem: what is to be computed there.
 
@@ -40,14 +45,23 @@ def choose_companion(executor: Executor, result: TuneResult, problem: Problem) -
         NoValidKernel: none of the likeliest is valid.
         ToolchainError: there is no compiler.
     """
+    try:
+        return _choose(executor, result, problem)
+    except DeviceLost:
+        return _choose(open_host(executor.limits), result, problem)
+
+
+def _choose(executor: Executor, result: TuneResult, problem: Problem) -> Config:
     reproducible = result.winner is not None and result.winner.config["reduction"] != "atomic"
     at = replace(problem, deterministic=problem.deterministic or reproducible)
-    cap = GPU_MULTIPLY_ADDS if measures(executor) else HOST_MULTIPLY_ADDS
+    products, rows = (GPU_MULTIPLY_ADDS, GPU_ROWS) if executor.measures else (HOST_MULTIPLY_ADDS, HOST_ROWS)
+    cap = min(products, rows * at.hidden * at.out)
     validator = Validator(at, seed=result.info.seed, max_multiply_adds=cap)
     reason = ""
     for config in _likeliest(at, executor.limits):
         try:
-            verdict = validator.validate(executor.compile(render(at, config)).run)
+            program = executor.compile(render(at, config))
+            verdict = validator.validate(program.run, program.variations)
         except CompileError as error:
             reason = str(error)
             continue

@@ -74,11 +74,11 @@ class Prediction:
 
     Attributes:
         steps: in plan order.
-        estimated: whether the registers are an estimate and not the compiler's.
+        resources: what the kernels use, as the prediction took it: the compiler's report, or estimates.
     """
 
     steps: tuple[StepCost, ...]
-    estimated: bool
+    resources: Mapping[str, Resources]
 
     @property
     def time_us(self) -> float:
@@ -99,7 +99,7 @@ def predict(problem: Problem, config: Config, limits: Limits, resources: Mapping
     variant = variant_of(config.variant)
     plan = variant.plan(problem, params)
     named = constants(problem, variant, params)
-    reported = resources or {}
+    used = dict(resources or {})
     steps: list[StepCost] = []
     for step in plan.steps:
         if isinstance(step, Fill):
@@ -109,11 +109,10 @@ def predict(problem: Problem, config: Config, limits: Limits, resources: Mapping
             cache = max(16 << 10, limits.shared_per_sm - step.shared_bytes)
             setting = Setting(problem, named, str(params["reduction"]), blocks, step.block, splits, cache)
             done = work(step.kernel, setting)
-            registers = reported[step.kernel].registers if step.kernel in reported else done.registers
+            entry = used.setdefault(step.kernel, Resources(done.registers, step.shared_bytes, estimated=True))
             memory = _uncached_bytes(problem, plan, limits) / len(plan.launches)
-            steps.append(_launch(step, blocks, done, registers, memory, limits))
-    names = {launch.kernel for launch in plan.launches}
-    return Prediction(tuple(steps), not names <= reported.keys() or any(entry.estimated for entry in reported.values()))
+            steps.append(_launch(step, blocks, done, entry.registers, memory, limits))
+    return Prediction(tuple(steps), used)
 
 
 def resident_blocks(threads: int, registers: int, shared_bytes: int, limits: Limits) -> int:

@@ -25,5 +25,9 @@ class LaunchError(TunerError):
     """A kernel could not be launched, or broke a rule while it ran."""
 
 
+class DeviceLost(LaunchError):
+    """A kernel took this process's GPU context with it: nothing can run there any more."""
+
+
 class NoValidKernel(TunerError):
     """Every candidate was rejected; the message gives the most common reason."""

@@ -11,9 +11,9 @@ from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import render
 from tuner.costmodel import plausible_us
-from tuner.errors import CompileError, LaunchError
-from tuner.executors import Executor, Program, Resources, TimedProgram
-from tuner.inputs import Gradients, Inputs, random_inputs, repeated
+from tuner.errors import CompileError, DeviceLost, LaunchError
+from tuner.executors import Executor, Program, Resources, Run, TimedProgram
+from tuner.inputs import Gradients, Inputs, random_inputs, read_only, repeated
 from tuner.records import Record, Status
 from tuner.validate import BASE_ROWS, Validator
 
@@ -39,8 +39,8 @@ class Compiled:
 class Evaluator:
     """Turns candidates into records. Compilation is thread-safe; the rest is called from one thread per executor that times.
 
-    Only CompileError and LaunchError become records. A missing compiler (ToolchainError) ends the run: it would refuse
-    every candidate.
+    Only CompileError and LaunchError become records. A missing compiler (ToolchainError) and a dead device (DeviceLost) end the
+    run: no further candidate would pass.
 
     Args:
         executor: where candidates run.
@@ -57,7 +57,7 @@ class Evaluator:
         self._eps = eps
         self._seed = seed
         self._report = report
-        cap = None if measures(executor) else HOST_MULTIPLY_ADDS
+        cap = None if executor.measures else HOST_MULTIPLY_ADDS
         self.validator = Validator(problem, seed=seed, max_multiply_adds=cap)
 
     def compile(self, config: Config) -> Compiled:
@@ -68,23 +68,30 @@ class Evaluator:
             return Compiled(config, None, Record(config, Status.COMPILE_ERROR, str(error)))
 
     def judge(self, compiled: Compiled) -> Record:
-        """Validates, and times what is valid. Records without a GPU have no time yet."""
+        """Validates, and times what is valid. Records without a GPU have no time yet.
+
+        Raises:
+            DeviceLost: the device cannot be used any more; this candidate was the last that ran.
+        """
         config, program = compiled.config, compiled.program
         if program is None:
             assert compiled.failure is not None
             return compiled.failure
-        launched = _Launches(program)
-        verdict = self.validator.validate(launched.run)
+        launched = _Launches()
+        variations = {what: launched.watching(run) for what, run in program.variations.items()}
+        verdict = self.validator.validate(launched.watching(program.run), variations)
         record = Record(config, Status.OK, errors=verdict.errors, rows=verdict.rows, resources=program.resources)
         if not verdict.ok:
             return replace(record, status=Status.LAUNCH_ERROR if launched.failed else Status.WRONG, reason=verdict.reason)
-        if measures(self.executor):
+        if self.executor.measures:
             return self._timed(record, program)
         return record if self._report is None else self._reported(record, self._report)
 
     def _timed(self, record: Record, program: Program) -> Record:
         try:
             time = self.time(program, QUICK_SAMPLES, QUICK_SECONDS)
+        except DeviceLost:
+            raise
         except LaunchError as error:
             return replace(record, status=Status.LAUNCH_ERROR, reason=str(error))
         least = plausible_us(self.problem, self.executor.limits)
@@ -113,24 +120,21 @@ class Evaluator:
         problem = self.problem
         base = random_inputs(min(problem.rows, BASE_ROWS), problem.hidden, problem.out, self._seed)
         data = repeated(base, problem.rows, self._seed).expand()
-        return Inputs(data.dy, data.x, data.gamma, data.beta, data.w, self._eps)
-
-
-def measures(executor: Executor) -> bool:
-    """Whether the times of this executor mean anything: the host's do not."""
-    return executor.name != "host"
+        return read_only(Inputs(data.dy, data.x, data.gamma, data.beta, data.w, self._eps))
 
 
 class _Launches:
-    """A program that remembers whether a launch failed."""
+    """Remembers whether a launch failed."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self) -> None:
         self.failed = False
 
-    def run(self, inputs: Inputs, wants: frozenset[str]) -> Gradients:
-        try:
-            return self._program.run(inputs, wants)
-        except LaunchError:
-            self.failed = True
-            raise
+    def watching(self, run: Run) -> Run:
+        def watched(inputs: Inputs, wants: frozenset[str]) -> Gradients:
+            try:
+                return run(inputs, wants)
+            except LaunchError:
+                self.failed = True
+                raise
+
+        return watched

@@ -9,7 +9,7 @@ from itertools import combinations
 from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem
-from codegen.space import make_config, variant_of, why_refused, why_wasteful
+from codegen.space import make_config, variant_of, why_not
 from codegen.variants import VARIANTS
 from tuner.candidates import survey
 from tuner.costmodel import predict
@@ -26,7 +26,7 @@ def best_predicted(problem: Problem, limits: Limits) -> Config:
     times: dict[Config, float] = {}
 
     def look(config: Config) -> None:
-        if config not in times and not (why_refused(problem, config, limits) or why_wasteful(problem, config)):
+        if config not in times and why_not(problem, config, limits) is None:
             times[config] = predict(problem, config, limits).time_us
 
     for name in VARIANTS:

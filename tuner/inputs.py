@@ -149,6 +149,14 @@ def _rows(array: Array32) -> Array32:
     return np.ascontiguousarray(array.reshape(math.prod(array.shape[:-1]), array.shape[-1]))
 
 
+def read_only(inputs: Inputs) -> Inputs:
+    """The same inputs, whose arrays nobody can change any more: executors may keep what they made of them."""
+    for array in (inputs.dy, inputs.x, inputs.gamma, inputs.beta, inputs.w, inputs.mean, inputs.rstd):
+        if array is not None:
+            array.flags.writeable = False
+    return inputs
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Gradients:
     """The five outputs dx [M, H], dgamma [H], dbeta [H], dw [O, H], db [O]; None where not wanted."""

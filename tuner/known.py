@@ -25,12 +25,12 @@ class Known:
     Attributes:
         info: what it was found under.
         shape: what it was tuned for.
-        config: the winner's.
+        winner: its record.
     """
 
     info: RunInfo
     shape: Shape
-    config: Config
+    winner: Record
 
 
 def reports_folder() -> Path:
@@ -41,20 +41,21 @@ def reports_folder() -> Path:
 def best_known(problem: Problem, executor: Executor) -> Iterator[Config]:
     """Winners of runs for the same H, O and data type on this executor's device, those of the nearest row count first.
 
-    They may be refused for this problem all the same (other gradients are wanted, the run's were not deterministic).
-    Files that are no results of this program's version are passed over.
+    They may be unfit for this problem all the same (other gradients or many more rows are wanted, the run's kernels were not
+    deterministic). Files that are no results of this program's version are passed over.
     """
-    found = [known for path in sorted(reports_folder().glob("*/*/best.json")) if (known := _read(path)) is not None]
+    found = [known for path in sorted(reports_folder().glob("*/*/best.json")) if (known := read_best(path)) is not None]
     same = [
         known for known in found
         if (known.shape.hidden, known.shape.out, known.info.dtype) == (problem.hidden, problem.out, problem.dtype)
         and (known.info.executor, known.info.target) == (executor.name, executor.limits.arch)
-        and (executor.name == "host" or known.info.device == executor.device)]
+        and (not executor.measures or known.info.device == executor.device)]
     same.sort(key=lambda known: abs(math.log(known.shape.rows / problem.rows)))
-    return iter(dict.fromkeys(known.config for known in same))
+    return iter(dict.fromkeys(known.winner.config for known in same))
 
 
-def _read(path: Path) -> Known | None:
+def read_best(path: Path) -> Known | None:
+    """What a best.json says; None where there is none, or it is no result of this program's version."""
     try:
         return _parse(path, path.stat().st_mtime_ns)
     except OSError:
@@ -67,6 +68,7 @@ def _parse(path: Path, changed_ns: int) -> Known | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         info = RunInfo.from_json(values["run"])
-        return Known(info, Shape.parse(info.shape), Record.from_json(values["winner"]).config)
-    except (CodegenError, InputError, KeyError, TypeError, ValueError):
+        known = Known(info, Shape.parse(info.shape), Record.from_json(values["winner"]))
+    except (CodegenError, InputError, AttributeError, KeyError, TypeError, ValueError):
         return None
+    return known if known.shape.rows > 0 else None

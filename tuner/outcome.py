@@ -11,6 +11,9 @@ from codegen.problem import Problem
 from tuner.costmodel import floor_us
 from tuner.records import Record, RunInfo, Status
 
+REJECTED = frozenset((Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG, Status.IMPLAUSIBLE))
+"""What becomes of a candidate that was tried and may not win."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -40,6 +43,7 @@ class TuneResult:
         limits: the GPU.
         records: one per candidate, in the order in which they were tried; those not run come last.
         winner: the fastest valid one; None where there is none.
+        lost: a sentence where the run ended early because the GPU failed.
     """
 
     info: RunInfo
@@ -47,6 +51,7 @@ class TuneResult:
     limits: Limits
     records: tuple[Record, ...]
     winner: Record | None
+    lost: str | None = None
 
     @property
     def floor_us(self) -> float:
@@ -72,23 +77,22 @@ class TuneResult:
         return [record for record in self.records if record.status is Status.OK]
 
     def rejections(self) -> Counter[str]:
-        """How many candidates had each status other than OK and NOT_RUN."""
+        """How many candidates were tried and rejected, by status."""
         return rejections(self.records)
 
 
 def rejections(records: Iterable[Record]) -> Counter[str]:
     """Counts by status of the candidates that were tried and rejected."""
-    kept = (Status.OK, Status.NOT_RUN)
-    return Counter(record.status.value for record in records if record.status not in kept)
+    return Counter(record.status.value for record in records if record.status in REJECTED)
 
 
 def why_no_winner(result: TuneResult) -> str:
     """The sentence for a run without a valid candidate."""
-    rejected = [record for record in result.records if record.status not in (Status.OK, Status.NOT_RUN)]
+    rejected = [record for record in result.records if record.status in REJECTED]
     if rejected:
         status, count = result.rejections().most_common(1)[0]
         reason = next(record.reason for record in rejected if record.status.value == status)
-        return f"no valid kernel: {count} of {len(rejected)} candidates were rejected for a {status}, the first since: {reason}"
+        return f"no valid kernel: {count} of {len(rejected)} candidates ended with status {status!r}, the first with: {reason}"
     if result.info.valid == 0:
         reason = next(iter(result.info.refused), "there are none")
         return f"no valid kernel: none of {result.info.combinations} configs can run this shape; the commonest reason: {reason}"

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from codegen.config import Config
+from tuner.errors import DeviceLost
 from tuner.evaluate import Compiled, Evaluator
 from tuner.records import Record, Status
 from tuner.strategy import Strategy
@@ -42,6 +43,7 @@ def try_in_turn(strategy: Strategy, evaluator: Evaluator, out_of_time: Callable[
 
     Raises:
         ToolchainError: there is no compiler for the executor.
+        DeviceLost: the device cannot be used any more; the candidate that ran has its record.
     """
     flying: deque[tuple[Config, Future[Compiled]]] = deque()
     with thread_pool(workers()) as pool:
@@ -51,7 +53,12 @@ def try_in_turn(strategy: Strategy, evaluator: Evaluator, out_of_time: Callable[
             if not flying:
                 return
             config, compiled = flying.popleft()
-            record = evaluator.judge(compiled.result())
+            program = compiled.result()
+            try:
+                record = evaluator.judge(program)
+            except DeviceLost as error:
+                on_record(_last(config, error))
+                raise
             on_record(record)
             strategy.tell(config, record.time_us if record.status is Status.OK else None)
 
@@ -63,13 +70,22 @@ def try_all(configs: list[Config], evaluator: Evaluator, out_of_time: Callable[[
 
     Raises:
         ToolchainError: there is no compiler for the executor.
+        DeviceLost: the device cannot be used any more; the candidate that ran has its record.
     """
 
     def one(config: Config) -> Record | None:
         return None if out_of_time() else evaluator.judge(evaluator.compile(config))
 
     with thread_pool(workers()) as pool:
-        for future in [pool.submit(one, config) for config in configs]:
-            record = future.result()
+        for config, future in [(config, pool.submit(one, config)) for config in configs]:
+            try:
+                record = future.result()
+            except DeviceLost as error:
+                yield _last(config, error)
+                raise
             if record is not None:
                 yield record
+
+
+def _last(config: Config, error: DeviceLost) -> Record:
+    return Record(config, Status.LAUNCH_ERROR, str(error))

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from codegen.render import render
 from tuner.artifact import Choice, write_artifact
 from tuner.errors import InputError
+from tuner.known import Known, read_best
 from tuner.outcome import TuneResult
 from tuner.records import Journal, Record, RunInfo, write_text
 from tuner.report import best_json, report_markdown
+from tuner.wording import time_text
 
 TRIALS, REPORT = "trials.jsonl", "report.md"
-BEST = ("best.cu", "best.h", "best.json")
+BEST_CU, BEST_H, BEST_JSON = "best.cu", "best.h", "best.json"
+
+NOISE = 1.02
+"""Measured again, the same kernel takes up to so many times as long: the later of such results is as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a run left.
+
+    Attributes:
+        written: paths of the files it wrote.
+        kept: a sentence, where the best.* of an earlier run stay.
+    """
+
+    written: tuple[Path, ...]
+    kept: str | None
 
 
 class Folder:
@@ -40,19 +59,60 @@ class Folder:
         """Appends one record to trials.jsonl."""
         self._journal.add(record)
 
-    def finish(self, result: TuneResult, interrupted: bool, choose: Choice) -> list[Path]:
-        """Writes everything else and returns the paths of all files.
+    def finish(self, result: TuneResult, interrupted: bool, choose: Choice) -> Published:
+        """Writes everything else.
 
-        Without a winner there is no best.*, and those of an earlier run go, unless this one was interrupted. `choose` gives the
-        configs for row counts at which the winner is not fit.
+        trials.jsonl and report.md are of this run. The best.* of an earlier run stay where this one found nothing as good; see
+        why_kept.
+
+        Args:
+            result: what the run found.
+            interrupted: whether the user ended it.
+            choose: gives the configs for row counts at which the winner is not fit.
+
+        Raises:
+            NoValidKernel, ToolchainError: as `choose`.
+            OSError: the folder cannot be written.
         """
+        cu, header, best, report = (self._path / name for name in (BEST_CU, BEST_H, BEST_JSON, REPORT))
+        kept = why_kept(read_best(best), result)
         self._journal.settle(result.records)
-        write_text(self._path / REPORT, report_markdown(result, interrupted))
-        best = [self._path / name for name in BEST]
-        if result.winner is not None:
-            write_artifact(best[0], best[1], render(result.problem, result.winner.config), result, choose)
-            write_text(best[2], best_json(result))
-        elif not interrupted:
-            for path in best:
-                path.unlink(missing_ok=True)
-        return [path for path in (*best, self._path / TRIALS, self._path / REPORT) if path.exists()]
+        write_text(report, report_markdown(result, interrupted, kept))
+        written = [self._path / TRIALS, report]
+        if result.winner is not None and kept is None:
+            write_artifact(cu, header, render(result.problem, result.winner.config), result, choose)
+            write_text(best, best_json(result))
+            written = [cu, header, best, *written]
+        return Published(tuple(written), kept)
+
+
+def why_kept(earlier: Known | None, result: TuneResult) -> str | None:
+    """Why the best.* of an earlier run stay, as a sentence; None where there are none, or this run's take their place.
+
+    They stay where this run has no winner. They go where they answer another question (another shape, other gradients, ...), were
+    predicted while these were measured, or were made by other sources or on another GPU; else unless they are faster.
+    """
+    if earlier is None:
+        return None
+    before, winner = earlier.winner, result.winner
+    that = f"those of {earlier.info.date} ({time_text(before)}) stay"
+    if winner is None:
+        return f"This run found no kernel for best.cu, best.h and best.json; {that}."
+    if _question(earlier.info) != _question(result.info):
+        return None
+    if before.measured != winner.measured:
+        predicted = f"This run only predicted times and did not write best.cu, best.h and best.json; {that}."
+        return predicted if before.measured else None
+    if _made_by(earlier.info) != _made_by(result.info) or winner.best_us <= NOISE * before.best_us:
+        return None
+    return f"This run's winner ({time_text(winner)}) is no better than the best.cu, best.h and best.json there were; {that}."
+
+
+def _question(info: RunInfo) -> tuple[object, ...]:
+    """What two runs must agree in to be about the same kernels."""
+    return info.shape, info.dtype, info.wants, info.deterministic, info.accuracy, info.target
+
+
+def _made_by(info: RunInfo) -> tuple[object, ...]:
+    """What two runs must agree in for times of one kind to be comparable; no time depends on the compiler of the CPU."""
+    return info.version, info.device if info.measures else None

@@ -129,6 +129,8 @@ class RunInfo:
         combinations: size of the whole product of parameter choices.
         valid: how many of them can run the problem and are worth trying.
         refused: why the others are not, with counts; figures are left out of the reasons.
+        measures: whether times are measured; otherwise they are predicted.
+        rates: where the rates behind the floor are from, "table" or "measured" (see Executor).
     """
 
     shape: str
@@ -149,6 +151,8 @@ class RunInfo:
     combinations: int
     valid: int
     refused: Mapping[str, int]
+    measures: bool = True
+    rates: str = "table"
 
     def as_json(self) -> dict[str, Any]:
         """The header line's values."""
@@ -169,7 +173,7 @@ class RunInfo:
 class Journal:
     """trials.jsonl while it grows: the header, then a line per record, each on disk before the next candidate begins.
 
-    A reader finds a valid file at every moment.
+    Every complete line is valid at every moment; a crash can cut off the last one.
 
     Raises:
         OSError: the file cannot be written.
@@ -193,21 +197,6 @@ class Journal:
     def settle(self, records: Iterable[Record]) -> None:
         """Puts `records` in place of all that was added: the same candidates, now with their final times."""
         write_text(self._path, _line(self._info.as_json()) + "".join(_line(record.as_json()) for record in records))
-
-
-def read_trials(path: Path) -> tuple[RunInfo, list[Record]]:
-    """The header and the records of a trials.jsonl; a last line cut off by a crash is passed over.
-
-    Raises:
-        InputError: the file is no trials.jsonl of this schema version.
-        OSError: it cannot be read.
-    """
-    lines = path.read_text(encoding="utf-8").split("\n")
-    try:
-        info = RunInfo.from_json(json.loads(lines[0]))
-        return info, [Record.from_json(json.loads(line)) for line in lines[1:-1]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is no record of a tuning run ({error})") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from codegen.problem import GRADIENTS
 from tuner.bounds import accuracy_class
+from tuner.costmodel import predict
 from tuner.outcome import TuneResult
-from tuner.records import SCHEMA, Record, Status
-from tuner.wording import gpu_text, rows_text, share_of_floor, time_text
+from tuner.records import SCHEMA, Record
+from tuner.wording import capitalised, gpu_text, rows_text, share_of_floor, time_text
 
 
 def best_json(result: TuneResult) -> str:
@@ -25,8 +26,8 @@ def best_json(result: TuneResult) -> str:
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
 
-def report_markdown(result: TuneResult, interrupted: bool = False) -> str:
-    """The whole run as a page."""
+def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | None = None) -> str:
+    """The whole run as a page; `kept` is the sentence that says why an earlier run's best.* stay."""
     info, winner = result.info, result.winner
     lines = [
         f"# LayerNorm+Linear backward, {info.shape}, {info.dtype}", "",
@@ -35,6 +36,10 @@ def report_markdown(result: TuneResult, interrupted: bool = False) -> str:
         f"Gradients: {info.wants}. Seed {info.seed}. Deterministic kernels only: {'yes' if info.deterministic else 'no'}.", ""]
     if interrupted:
         lines += ["**This run was interrupted; it has what was finished until then.**", ""]
+    if result.lost is not None:
+        lines += [f"**{capitalised(result.lost)}. What follows is what was finished until then.**", ""]
+    if kept is not None:
+        lines += [f"**{kept}**", ""]
     if winner is None:
         lines += ["No candidate was valid.", ""]
     else:
@@ -50,10 +55,9 @@ def _winner(result: TuneResult, winner: Record) -> list[str]:
     lines = [
         "## Winner", "", f"`{winner.config}`", "",
         f"{time_text(winner)}. The floor (the tensors at copy bandwidth, or one launch) is {result.floor_us:.2f} us, "
-        f"{share:.0%} of that time."]
+        f"{share:.0%} of that time. {_rates(result)}"]
     if not winner.measured:
-        known = "the device compiler's report" if winner.resources else "an estimate"
-        lines += ["", "The time is predicted by the cost model, not measured; no GPU was used. Registers are from " + known + "."]
+        lines += _prediction(result, winner)
     lines += [
         "", f"Validated at {rows_text(winner)} rows. The relative Frobenius error of each gradient, where {limit:g} is allowed, "
         "and its largest error of an element in multiples of that element's bound, where 1 is allowed:", "",
@@ -63,9 +67,28 @@ def _winner(result: TuneResult, winner: Record) -> list[str]:
         for name in GRADIENTS if name in winner.errors]
     if winner.resources:
         lines += ["", "| kernel | registers | shared memory, bytes | spilled, bytes |", "|---|---|---|---|"]
-        lines += [f"| {kernel} | {entry.registers} | {entry.shared_bytes} | {entry.spill_bytes} |"
-                  for kernel, entry in winner.resources.items()]
+        lines += [f"| {kernel} | {entry.registers}{' (estimate)' * entry.estimated} | {entry.shared_bytes} | "
+                  f"{'unknown' if entry.estimated else entry.spill_bytes} |" for kernel, entry in winner.resources.items()]
     return [*lines, ""]
+
+
+def _rates(result: TuneResult) -> str:
+    """Where the floor's bandwidth and launch time are from."""
+    if result.info.rates == "measured":
+        return "Copy bandwidth and launch time were measured on this GPU when the run began."
+    return f"Copy bandwidth and launch time are those of the table of targets for {result.limits.name}."
+
+
+def _prediction(result: TuneResult, winner: Record) -> list[str]:
+    """How the cost model comes to the winner's time."""
+    prediction = predict(result.problem, winner.config, result.limits, winner.resources)
+    guessed = [kernel for kernel, entry in prediction.resources.items() if entry.estimated]
+    registers = f"Registers of {', '.join(guessed)} are estimates" if guessed else "Registers are the device compiler's report"
+    lines = [
+        "", f"The time is predicted by the cost model, not measured; no GPU was used. {registers}.", "",
+        "| step | predicted us | limited by | blocks on an SM |", "|---|---|---|---|"]
+    return lines + [
+        f"| {step.name} | {step.time_us:.2f} | {step.limited_by} | {step.blocks_per_sm or ''} |" for step in prediction.steps]
 
 
 def _variants(result: TuneResult) -> list[str]:
@@ -86,12 +109,12 @@ def _variants(result: TuneResult) -> list[str]:
 
 def _rejected(result: TuneResult) -> list[str]:
     info = result.info
-    valid, not_run = len(result.valid()), sum(record.status is Status.NOT_RUN for record in result.records)
+    valid, rejected = len(result.valid()), result.rejections()
+    not_run = info.valid - valid - rejected.total()
     lines = [
         "## Candidates", "",
         f"Of {info.combinations} combinations of parameters {info.valid} can run this shape and are worth trying; {valid} of "
         f"those passed every test, {not_run} were not run.", ""]
-    rejected = result.rejections()
     if rejected:
         lines += ["| rejected | count | the first reason |", "|---|---|---|"]
         for status, count in rejected.most_common():

@@ -3,7 +3,8 @@
 Each family has a study of its own, since TPE models the joint space of parameters that occur in every trial, and two
 variants share none. Parameters are categorical. A combination that is not valid is told PRUNED with its constraint violated,
 so that the sampler learns from it, and the nearest valid one is tried in its place: valid combinations are a few per cent of
-all, and on predicted times of several shapes this came closer to the optimum than asking again.
+all, and on predicted times of several shapes this came closer to the optimum than asking again. One that was tried before is told
+what came of it, and the nearest that was not is tried.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Family:
         self._starts = _starts(variant, predicted, random.Random(seed))
         self._choices = variant_of(variant).choices
         self._trials: dict[Config, Trial] = {}
+        self._told: dict[Config, float | None] = {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=1))
 
@@ -79,9 +81,12 @@ class Family:
             self._trials[proposed] = trial
             return proposed
         if reason := self._space.why_not(proposed):
-            trial.set_constraint(_VALID, 1.0)
+            self._reject(trial)
             self._on_refused(proposed, reason)
-        self._study.tell(trial, state=TrialState.PRUNED)
+        elif proposed in self._told:
+            self._finish(trial, self._told[proposed])
+        else:
+            self._study.tell(trial, state=TrialState.FAIL)  # still open: nothing is known of it, so nothing is learned
         instead = nearest(proposed, left)
         assert instead is not None
         self._pool.take(instead)
@@ -89,14 +94,22 @@ class Family:
 
     def tell(self, config: Config, time_us: float | None) -> None:
         """The time of a config, or None where it was rejected."""
+        self._told[config] = time_us
         trial = self._trials.pop(config, None)
         if trial is None:
             self._add(config, time_us)
-        elif time_us is None:
-            trial.set_constraint(_VALID, 1.0)
-            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._finish(trial, time_us)
+
+    def _finish(self, trial: Trial, time_us: float | None) -> None:
+        if time_us is None:
+            self._reject(trial)
         else:
             self._study.tell(trial, time_us)
+
+    def _reject(self, trial: Trial) -> None:
+        trial.set_constraint(_VALID, 1.0)
+        self._study.tell(trial, state=TrialState.PRUNED)
 
     def _add(self, config: Config, time_us: float | None) -> None:
         """A trial that the sampler did not propose."""

@@ -24,7 +24,8 @@ COMPILE_LIMIT_S = 300.0
 """A kernel takes a second; a compiler that runs this long will not end."""
 
 _SOURCE = "kernel.cu"
-_FLAGS = ("-cubin", "-lineinfo", "-Xptxas", "-v")
+_FLAGS = ("-std=c++17", "-O3", "-cubin", "-lineinfo", "-Xptxas", "-v")  # the first two as best.cu tells its users
+_HIDDEN_FLAGS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 _TOOLKITS = Path("/usr/local")
 _WHEELS = "nvidia/cu*"  # nvidia/cu13, or nvidia/cuda_nvcc before that
 
@@ -111,7 +112,7 @@ class Nvcc:
     def _run(self, arguments: Sequence[str], folder: Path, arch: str) -> str:
         try:
             done = subprocess.run([str(self.path), *arguments], cwd=folder, capture_output=True, text=True, errors="replace",
-                                  timeout=COMPILE_LIMIT_S)
+                                  timeout=COMPILE_LIMIT_S, env=_environment())
         except OSError as error:
             raise ToolchainError(f"{self.path} cannot be started ({error.strerror}); {_HINT}") from error
         except subprocess.TimeoutExpired as error:
@@ -179,10 +180,16 @@ def _newest_first(paths: Iterable[Path]) -> list[Path]:
     return sorted(paths, key=lambda path: [int(number) for number in re.findall(r"\d+", path.parts[-3])], reverse=True)
 
 
+def _environment() -> dict[str, str]:
+    """This process's, without the variables by which nvcc takes flags that no store key and no banner would show."""
+    return {name: value for name, value in os.environ.items() if name not in _HIDDEN_FLAGS}
+
+
 def _answer(path: Path, *arguments: str) -> str | None:
     """What the program says; None where it does not run or fails."""
     try:
-        done = subprocess.run([str(path), *arguments], capture_output=True, text=True, errors="replace", timeout=60.0)
+        done = subprocess.run([str(path), *arguments], capture_output=True, text=True, errors="replace", timeout=60.0,
+                              env=_environment())
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -205,7 +212,7 @@ def _refusal(path: Path, arch: str) -> str | None:
         source.touch()
         try:
             done = subprocess.run([str(path), "--dryrun", "-cubin", _gencode(arch), str(source)], cwd=folder,
-                                  capture_output=True, text=True, errors="replace", timeout=60.0)
+                                  capture_output=True, text=True, errors="replace", timeout=60.0, env=_environment())
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
     said = done.stdout + done.stderr

@@ -6,9 +6,10 @@ best are compiled and validated on the CPU, and the fastest predicted of the val
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -16,11 +17,12 @@ from codegen.config import Config
 from codegen.problem import Problem, Shape
 from codegen.render import render
 from codegen.space import make_config
+from tuner.arguments import as_shape, parse_names
 from tuner.candidates import nearest, survey
 from tuner.choose import open_executor
-from tuner.costmodel import plausible_us, predict
-from tuner.errors import InputError, LaunchError, NoValidKernel, ToolchainError
-from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, measures
+from tuner.costmodel import plausible_us, predict, tensor_bytes
+from tuner.errors import DeviceLost, InputError, LaunchError, NoValidKernel, ToolchainError
+from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator
 from tuner.executors import Executor, Resources
 from tuner.inputs import as_eps
 from tuner.outcome import Event, TuneResult, rejections, why_no_winner
@@ -43,6 +45,9 @@ CLIMB_SHARE = 4
 FINALISTS, FINAL_ROUNDS, FINAL_WITHIN = 8, 5, 1.25
 """The fastest are timed again in turns, so that no drift of the clock favours one: at most so many, so often, and only those
 whose first time lies within this factor of the best."""
+
+MAX_BYTES = 1 << 40
+"""Tensors of one call that no machine holds: a shape with more is a slip of the pen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,17 @@ class Request:
         as_eps(self.eps)
         if self.trials is not None and self.trials < 1:
             raise InputError(f"the number of trials must be at least 1, not {self.trials}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise InputError(f"the timeout must be more than 0 seconds, not {self.timeout}")
+        if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
+            raise InputError(f"the timeout must be more than 0 seconds and finite, not {self.timeout}; leave it out for no limit")
+        if self.seed < 0:
+            raise InputError(f"the seed must be a whole number from 0, not {self.seed}")
         if self.shape.rows == 0:
             raise InputError(f"the shape {self.shape} has no rows, so there is nothing to tune; use batch and seq of 1 or more")
-        return Problem.of(self.shape, dtype=self.dtype, wants=self.wants, deterministic=self.deterministic)
+        problem = Problem.of(self.shape, dtype=self.dtype, wants=self.wants, deterministic=self.deterministic)
+        if (size := tensor_bytes(problem)) > MAX_BYTES:
+            raise InputError(f"the tensors of the shape {self.shape} take {size / MAX_BYTES:.1f} TiB, more than any machine has "
+                             "for one call; use smaller sizes")
+        return problem
 
 
 class TuningRun:
@@ -101,15 +112,15 @@ class TuningRun:
         self.on_event = on_event
         self.problem = request.problem()
         self.space = survey(self.problem, executor.limits, request.variants)
-        self._measured = measures(executor)
-        self._trials = request.trials or (TRIALS if self._measured else SHORTLIST)
+        self._trials = request.trials or (TRIALS if executor.measures else SHORTLIST)
         self._deadline = float("inf")
         self._records: dict[Config, Record] = {}
         self._best: Record | None = None
+        self._lost: str | None = None
         self.info = self._information()
 
     def execute(self) -> None:
-        """Runs to the end, or until time is up.
+        """Runs to the end, or until time is up or the device is lost.
 
         Raises:
             ToolchainError: there is no compiler for the executor.
@@ -120,10 +131,16 @@ class TuningRun:
         limits, problem = self._executor.limits, self.problem
         predicted = {config: predict(problem, config, limits).time_us for config in self.space.valid}
         ranked = sorted(predicted, key=predicted.__getitem__)
-        if self._measured:
-            self._search(ranked)
-        else:
-            self._validate_best(ranked, predicted)
+        try:
+            if self._executor.measures:
+                self._search(ranked)
+            else:
+                self._validate_best(ranked, predicted)
+        except DeviceLost as error:
+            self._lose(next(reversed(self._records)), error)
+
+    def _lose(self, config: Config, error: DeviceLost) -> None:
+        self._lost = f"the GPU was lost after {config}, and the run ended there: {error}"
 
     def result(self) -> TuneResult:
         """All that is finished by now."""
@@ -131,7 +148,7 @@ class TuningRun:
         valid = [record for record in records if record.status is Status.OK]
         timed_again = [record for record in valid if record.final_us is not None]
         winner = min(timed_again or valid, key=lambda record: record.best_us, default=None)
-        return TuneResult(self.info, self.problem, self._executor.limits, records, winner)
+        return TuneResult(self.info, self.problem, self._executor.limits, records, winner, self._lost)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
@@ -159,7 +176,8 @@ class TuningRun:
     def _time_finalists(self, evaluator: Evaluator) -> None:
         """Times the fastest again, interleaved, and gives each the median of its rounds.
 
-        One that cannot be timed any more gets no final time, and with that cannot win against those that did.
+        One that cannot be timed any more gets no final time, and with that cannot win against those that did. Where the GPU is
+        lost, none gets one.
         """
         fastest = sorted(self.result().valid(), key=lambda record: record.best_us)
         within = [record for record in fastest[:FINALISTS] if record.best_us <= FINAL_WITHIN * fastest[0].best_us]
@@ -170,8 +188,12 @@ class TuningRun:
         for done in range(FINAL_ROUNDS):
             self._tell("timing the fastest again", done, FINAL_ROUNDS)
             for record, program in programs:
-                with suppress(LaunchError):
+                try:
                     times[record.config].append(evaluator.time(program, FINAL_SAMPLES, FINAL_SECONDS))
+                except DeviceLost as error:
+                    return self._lose(record.config, error)
+                except LaunchError:
+                    continue
         for config, samples in times.items():
             if len(samples) == FINAL_ROUNDS and median(samples) >= least:
                 self._records[config] = replace(self._records[config], final_us=median(samples))
@@ -187,8 +209,8 @@ class TuningRun:
         chosen = dict.fromkeys((*ranked[:self._trials], *(config for config in defaults if config is not None)))
         shortlist = sorted(chosen, key=predicted.__getitem__)
         for record in try_all(shortlist, evaluator, self._out_of_time):
-            time_us = predict(self.problem, record.config, limits, record.resources).time_us
-            self._add(replace(record, time_us=time_us), len(shortlist))
+            prediction = predict(self.problem, record.config, limits, record.resources)
+            self._add(replace(record, time_us=prediction.time_us, resources=prediction.resources), len(shortlist))
         for config in ranked:
             if config not in self._records:
                 reason = "time was up" if config in chosen else "not among the best predicted"
@@ -221,7 +243,8 @@ class TuningRun:
             shape=str(request.shape), dtype=self.problem.dtype, wants=self.problem.wants_key, deterministic=request.deterministic,
             eps=float(request.eps), accuracy="fp32", executor=executor.name, device=executor.device, target=executor.limits.arch,
             seed=request.seed, trials=self._trials, timeout_s=request.timeout, date=now(), command=request.command,
-            version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused)
+            version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused,
+            measures=executor.measures, rates=executor.rates)
 
 
 def _compiler(arch: str) -> Nvcc | None:
@@ -232,8 +255,8 @@ def _compiler(arch: str) -> Nvcc | None:
 
 
 def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90", dtype: str = "float32",
-         eps: float = 1e-5, deterministic: bool = False, variants: Iterable[str] | None = None, trials: int | None = None,
-         timeout: float | None = None, seed: int = 0, wants: Iterable[str] | None = None, store: Store | None = None,
+         eps: float = 1e-5, deterministic: bool = False, variants: Iterable[str] | str | None = None, trials: int | None = None,
+         timeout: float | None = None, seed: int = 0, wants: Iterable[str] | str | None = None, store: Store | None = None,
          on_event: Callable[[Event], None] = lambda event: None) -> TuneResult:
     """Finds the fastest valid kernel for a shape.
 
@@ -244,11 +267,11 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         dtype: data type of all tensors.
         eps: of the LayerNorm.
         deterministic: only kernels whose results are bitwise reproducible.
-        variants: names of the variants to try; None: all.
+        variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
         trials: the most candidates to try; None: 500 on a GPU, without one the best 24 (each variant's default comes on top).
         timeout: seconds after which no further candidate is begun; None: no limit.
         seed: of the data and the search.
-        wants: the gradients to compute; None: all five.
+        wants: the gradients to compute, a list of names or "dx,dw"; None: all five.
         store: where compiled kernels are kept; None: the default store.
         on_event: called after each step.
 
@@ -257,24 +280,15 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the arguments make no sense.
         ToolchainError: a compiler or library is missing.
     """
-    request = Request(as_shape(shape), dtype, eps, deterministic, None if variants is None else tuple(variants), trials, timeout,
-                      seed, None if wants is None else frozenset(wants))
+    request = Request(as_shape(shape), dtype, eps, deterministic, None if variants is None else parse_names(variants), trials,
+                      timeout, seed, None if wants is None else frozenset(parse_names(wants)))
     request.problem()
+    borrowed = not isinstance(executor, str)
     opened = open_executor(executor, target, store) if isinstance(executor, str) else executor
-    run = TuningRun(request, opened, store=store, on_event=on_event)
-    run.execute()
+    with nullcontext() if borrowed else closing(opened):
+        run = TuningRun(request, opened, store=store, on_event=on_event)
+        run.execute()
     result = run.result()
     if result.winner is None:
         raise NoValidKernel(why_no_winner(result))
     return result
-
-
-def as_shape(shape: Shape | str | Sequence[int]) -> Shape:
-    """A Shape from any of its spellings.
-
-    Raises:
-        InvalidProblem: it is none.
-    """
-    if isinstance(shape, Shape):
-        return shape
-    return Shape.parse(shape if isinstance(shape, str) else ",".join(str(size) for size in shape))

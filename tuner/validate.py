@@ -23,16 +23,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
 
 from codegen.problem import Problem
 from tuner.bounds import accuracy_class
 from tuner.compare import Case, build_case
-from tuner.errors import InputError, LaunchError
-from tuner.inputs import Gradients, Inputs, Repeated, hard_inputs, random_inputs, repeated
+from tuner.errors import DeviceLost, InputError, LaunchError
+from tuner.executors import Run
+from tuner.inputs import Inputs, Repeated, hard_inputs, random_inputs, read_only, repeated
 from tuner.probe import exact_gradients, probe_inputs
-
-Run = Callable[[Inputs, frozenset[str]], Gradients]
 
 BASE_ROWS = 1021
 """Distinct rows of large data; a prime, so that rows that repeat never lie a number of tiles apart."""
@@ -44,6 +43,8 @@ BASE_MULTIPLY_ADDS = 1 << 34
 """Largest matrix product of a reference (unless LEAST_BASE_ROWS take more): about a second in float64 on eight cores."""
 
 HARD_ROWS = 257
+
+_NONE: Mapping[str, Run] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,6 @@ class Verdict:
     reason: str | None
     errors: Mapping[str, GradientError] = field(default_factory=dict)
     rows: tuple[int, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The verdict as JSON values; figures that are not finite become None."""
-        errors = {
-            name: {"normwise": _finite(error.normwise), "bound_ratio": _finite(error.bound_ratio)}
-            for name, error in self.errors.items()}
-        return {"ok": self.ok, "reason": self.reason, "errors": errors, "rows": list(self.rows)}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 class Validator:
@@ -117,69 +107,72 @@ class Validator:
         self.random_rows = tuned
         self.hard_rows = int(min(HARD_ROWS, most))
 
-    @property
-    def multiply_adds(self) -> int:
-        """The sum of rows * H * O over the runs of one validation: what a slow executor pays for it."""
-        rows = sum(self.probe_rows) + self.random_rows + self.hard_rows
-        return rows * self.problem.hidden * self.problem.out
-
-    def validate(self, run: Run) -> Verdict:
-        """Runs the three tests, cheap ones first, up to the first that fails.
+    def validate(self, run: Run, variations: Mapping[str, Run] = _NONE) -> Verdict:
+        """Runs the three tests, cheap ones first, then a small exact probe in each variation, up to the first that fails.
 
         `run` gets inputs whose arrays are read-only, and the wanted gradients. A LaunchError from it is a failed test, and its
-        text the reason; whatever else it raises passes through.
+        text the reason; whatever else it raises, DeviceLost among them, passes through.
+
+        Args:
+            run: the kernel.
+            variations: other ways to run it, by what they vary (Program.variations).
         """
         normwise: dict[str, float] = {}
         ratios: dict[str, float] = {}
         rows: set[int] = set()
         reason = None
-        for case in self._cases:
+        plain = [(case, run, "") for case in self._cases]
+        varied = [(self._varied_case, other, f"; {what}") for what, other in variations.items()]
+        for case, execute, how in (*plain, *varied):
             rows.add(case.inputs.rows)
             try:
-                finding = case.judge(run(case.inputs, case.wants))
+                finding = case.judge(execute(case.inputs, case.wants))
+            except DeviceLost:
+                raise
             except LaunchError as error:
-                reason = f"{error} ({case.title})"
+                reason = f"{error} ({case.title}){how}"
                 break
             normwise.update(finding.normwise)
             for name, ratio in finding.ratios.items():
                 ratios[name] = max(ratio, ratios.get(name, 0.0))
             if finding.reason:
-                reason = finding.reason
+                reason = finding.reason + how
                 break
         errors = {name: GradientError(error, ratios[name]) for name, error in normwise.items()}
         return Verdict(reason is None, reason, errors, tuple(sorted(rows)))
 
     @cached_property
     def _cases(self) -> tuple[Case, ...]:
-        problem, seed = self.problem, self.seed
-        size = problem.hidden * problem.out
-        base_rows = _prime_below(min(BASE_ROWS, max(LEAST_BASE_ROWS, BASE_MULTIPLY_ADDS // size)) + 1)
-
-        def data(generate: Callable[[int, int, int, int], Inputs], rows: int) -> Repeated:
-            return repeated(generate(min(rows, base_rows), problem.hidden, problem.out, seed), rows, seed)
-
-        def case(kind: str, rows: Repeated, inputs: Inputs, exact: frozenset[str] = frozenset(),
-                 normwise: bool = False) -> Case:
-            return build_case(kind, rows, problem.wants, self.accuracy, inputs=inputs, exact=exact, normwise=normwise)
-
-        probe = data(probe_inputs, self.probe_rows[-1])
-        random = data(random_inputs, self.random_rows)
-        hard = data(hard_inputs, self.hard_rows)
-        exact = exact_gradients(probe.base)
-        written = _read_only(probe.expand())
+        random, hard = self._data(random_inputs, self.random_rows), self._data(hard_inputs, self.hard_rows)
+        written = read_only(self._probe.expand())
         return (
-            *(case("exact probe", probe.first(rows), written.first(rows), exact) for rows in self.probe_rows),
-            case("random data", random, _read_only(random.expand()), normwise=True),
-            case("hard data", hard, _read_only(hard.expand())),
+            *(self._probe_case(rows, written.first(rows)) for rows in self.probe_rows),
+            self._case("random data", random, read_only(random.expand()), normwise=True),
+            self._case("hard data", hard, read_only(hard.expand())),
         )
 
+    @cached_property
+    def _varied_case(self) -> Case:
+        """For variations of a run: exact, so that no order of additions is an excuse, and small, since there are several."""
+        rows = min(HARD_ROWS, self.probe_rows[-1])
+        return self._probe_case(rows, read_only(self._probe.first(rows).expand()))
 
-def _read_only(inputs: Inputs) -> Inputs:
-    """The same inputs, which no run can change for those after it."""
-    for array in (inputs.dy, inputs.x, inputs.gamma, inputs.beta, inputs.w):
-        if array is not None:
-            array.flags.writeable = False
-    return inputs
+    @cached_property
+    def _probe(self) -> Repeated:
+        return self._data(probe_inputs, self.probe_rows[-1])
+
+    def _data(self, generate: Callable[[int, int, int, int], Inputs], rows: int) -> Repeated:
+        problem, seed = self.problem, self.seed
+        allowed = max(LEAST_BASE_ROWS, BASE_MULTIPLY_ADDS // (problem.hidden * problem.out))
+        base_rows = min(rows, _prime_below(min(BASE_ROWS, allowed) + 1))
+        return repeated(generate(base_rows, problem.hidden, problem.out, seed), rows, seed)
+
+    def _probe_case(self, rows: int, inputs: Inputs) -> Case:
+        return self._case("exact probe", self._probe.first(rows), inputs, exact_gradients(self._probe.base))
+
+    def _case(self, kind: str, data: Repeated, inputs: Inputs, exact: frozenset[str] = frozenset(),
+              normwise: bool = False) -> Case:
+        return build_case(kind, data, self.problem.wants, self.accuracy, inputs=inputs, exact=exact, normwise=normwise)
 
 
 def _prime_below(limit: int, other_than: int = 0) -> int:

@@ -11,11 +11,15 @@ def time_text(record: Record) -> str:
     return f"{record.best_us:.2f} us {record.time_kind}"
 
 
+def gpu_name(result: TuneResult) -> str:
+    """The GPU the times belong to."""
+    return result.info.device if result.info.measures else result.limits.name
+
+
 def gpu_text(result: TuneResult) -> str:
     """The GPU the times belong to, and whether it was there."""
-    if result.info.executor == "host":
-        return f"{result.limits.name} ({result.info.target}), predicted without the GPU"
-    return result.info.device
+    return gpu_name(result) if result.info.measures else (
+        f"{gpu_name(result)} ({result.info.target}), predicted without the GPU")
 
 
 def share_of_floor(result: TuneResult, record: Record) -> float:
@@ -27,3 +31,8 @@ def rows_text(record: Record) -> str:
     """The row counts a record was validated at: "1, 61 and 64"."""
     texts = [str(rows) for rows in record.rows]
     return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else "no"
+
+
+def capitalised(clause: str) -> str:
+    """The clause with a capital letter at its beginning."""
+    return clause[:1].upper() + clause[1:]

@@ -1,7 +1,7 @@
 """What each kernel does, as numbers: the variant-specific half of the cost model, in one place.
 
 One function per kernel name says what a block costs. Counts follow the templates and are rough: they are there to rank
-configs of one problem, not to time them. A kernel without an entry is taken for an evenly spread one (`_even`).
+configs of one problem, not to time them. Every kernel of every plan has an entry in KERNELS.
 
 Latencies in cycles: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024
 (H100: L1 40.7, shared memory 29.0, L2 263.0, device memory 478.8). FMA: "Arithmetic Instructions" of the CUDA C++ Programming
@@ -100,8 +100,14 @@ class Work:
 
 
 def work(kernel: str, setting: Setting) -> Work:
-    """The cost of a launch of that kernel."""
-    return _KERNELS.get(kernel, _even)(setting)
+    """The cost of a launch of that kernel.
+
+    Raises:
+        KeyError: it has no entry in KERNELS.
+    """
+    if kernel not in KERNELS:
+        raise KeyError(f"the cost model does not know the kernel {kernel!r}; give it an entry in tuner/work.py")
+    return KERNELS[kernel](setting)
 
 
 # --- parts that kernels share ------------------------------------------------------------------------------------------------
@@ -268,17 +274,7 @@ def _sum_partials(setting: Setting) -> Work:
         l2_bytes=4.0 * setting.blocks * width * (setting.splits + 1))
 
 
-def _even(setting: Setting) -> Work:
-    """A kernel nothing is known of: two products, spread evenly over its threads."""
-    problem = setting.problem
-    fmas = 2.0 * problem.rows * problem.hidden * problem.out / max(1, setting.blocks)
-    instructions = 2.0 * fmas / 32
-    return Work(
-        chain=4 * L2 + instructions / setting.warps, instructions=instructions, wavefronts=instructions / 4,
-        l2_bytes=4.0 * (problem.rows * (2 * problem.hidden + problem.out) + setting.blocks * problem.hidden * problem.out))
-
-
-_KERNELS: Mapping[str, Callable[[Setting], Work]] = {
+KERNELS: Mapping[str, Callable[[Setting], Work]] = {
     "row_thread": _row_thread,
     "row_warp": _row_warp,
     "column_blocks": _column_blocks,

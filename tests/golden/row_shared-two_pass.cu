@@ -86,28 +86,38 @@ __device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
 // N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
 template <int N>
 __device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
-  if (N == 4 && aligned) {
-    const float4 v = *reinterpret_cast<const float4*>(from);
-    to[0] = v.x; to[1 % N] = v.y; to[2 % N] = v.z; to[3 % N] = v.w;
-  } else if (N == 2 && aligned) {
-    const float2 v = *reinterpret_cast<const float2*>(from);
-    to[0] = v.x; to[1 % N] = v.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+  if constexpr (N == 4) {
+    if (aligned) {
+      const float4 v = *reinterpret_cast<const float4*>(from);
+      to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
+      return;
+    }
+  } else if constexpr (N == 2) {
+    if (aligned) {
+      const float2 v = *reinterpret_cast<const float2*>(from);
+      to[0] = v.x; to[1] = v.y;
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
 template <int N>
 __device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
-  if (N == 4 && aligned) {
-    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1 % N], from[2 % N], from[3 % N]);
-  } else if (N == 2 && aligned) {
-    *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1 % N]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+  if constexpr (N == 4) {
+    if (aligned) {
+      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+      return;
+    }
+  } else if constexpr (N == 2) {
+    if (aligned) {
+      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
@@ -145,21 +155,27 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
 
 // Reduction "two_pass": each block leaves its share in a row of its own of `partial` [splits, PARTIAL_SIZE], and a second
 // kernel sums the rows in a fixed order: the same bits in every run.
-__device__ __forceinline__ void emit(const Params& p, float*, index_t section, index_t i, float value) {
-  p.partial[static_cast<int64_t>(blockIdx.x) * PARTIAL_SIZE + section + i] = value;
+__device__ __forceinline__ void emit(float* to, float value) { *to = value; }
+__device__ __forceinline__ float* partial_row(const Params& p) {
+  return p.partial + static_cast<int64_t>(blockIdx.x) * PARTIAL_SIZE;
 }
+
+// Where this block's share of each parameter gradient goes.
+__device__ __forceinline__ float* dw_share(const Params& p) { return partial_row(p) + AT_DW; }
+__device__ __forceinline__ float* db_share(const Params& p) { return partial_row(p) + AT_DB; }
+__device__ __forceinline__ float* dgamma_share(const Params& p) { return partial_row(p) + AT_DGAMMA; }
+__device__ __forceinline__ float* dbeta_share(const Params& p) { return partial_row(p) + AT_DBETA; }
 
 // Emits N neighbouring values of a row of which `left` are inside it; in one access where the reduction and HIDDEN allow.
 template <bool FAST, int N>
-__device__ __forceinline__ void emit_vector(const Params& p, float* output, index_t section, index_t i, const float (&value)[N],
-                                            int left) {
+__device__ __forceinline__ void emit_vector(float* to, const float (&value)[N], int left) {
   constexpr bool one_access = N <= 4 && HIDDEN % N == 0;
   if constexpr (one_access) {
-    store(p.partial + static_cast<int64_t>(blockIdx.x) * PARTIAL_SIZE + section + i, value, true);
+    store(to, value, true);
   } else {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      if (j < left) emit(p, output, section, i + j, value[j]);
+      if (j < left) emit(to + j, value[j]);
     }
   }
 }
@@ -410,12 +426,12 @@ __device__ __forceinline__ void emit_tiles(const Params& p, const Shared& s, con
     for (int i = 0; i < TILE_O; ++i) {
       const int o = tile / TILES_H * TILE_O + i;
       if (o >= OUT) break;
-      if (WANT_DB && p.db && h == 0) emit(p, p.db, AT_DB, o, db[n][i]);
+      if (WANT_DB && p.db && h == 0) emit(db_share(p) + o, db[n][i]);
       if (!(WANT_DW && p.dw)) continue;
       float dw[TILE_H];
 #pragma unroll
       for (int j = 0; j < TILE_H; ++j) dw[j] = fmaf(g[n][i][j], gamma[j], db[n][i] * beta[j]);
-      emit_vector<FAST>(p, p.dw, AT_DW, static_cast<index_t>(o) * HIDDEN + h, dw, HIDDEN - h);
+      emit_vector<FAST>(dw_share(p) + static_cast<index_t>(o) * HIDDEN + h, dw, HIDDEN - h);
     }
   }
 }
@@ -484,9 +500,9 @@ __device__ __forceinline__ void backward(const Params& p) {
   for (int i = threadIdx.x; i < 2 * HIDDEN; i += THREADS) {
     const int h = i % HIDDEN;
     if (i < HIDDEN) {
-      if (want_dgamma) emit(p, p.dgamma, AT_DGAMMA, h, sum_of_warps(s.sums, h));
+      if (want_dgamma) emit(dgamma_share(p) + h, sum_of_warps(s.sums, h));
     } else {
-      if (want_dbeta) emit(p, p.dbeta, AT_DBETA, h, sum_of_warps(s.sums + WARPS * H_PITCH, h));
+      if (want_dbeta) emit(dbeta_share(p) + h, sum_of_warps(s.sums + WARPS * H_PITCH, h));
     }
   }
   emit_tiles<FAST>(p, s, g, db);

@@ -17,6 +17,8 @@ constexpr bool WANT_DBETA = true;
 constexpr bool WANT_DW = true;
 constexpr bool WANT_DB = true;
 constexpr int THREADS = 128;  // threads in a block
+constexpr int ROW_CHAIN = 256;  // values of a row summed in one float32 chain
+constexpr int OUT_CHAIN = 1024;  // products over OUT in one float32 chain
 
 using index_t = int;  // counts elements of w
 
@@ -58,28 +60,38 @@ __device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
 // N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
 template <int N>
 __device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
-  if (N == 4 && aligned) {
-    const float4 v = *reinterpret_cast<const float4*>(from);
-    to[0] = v.x; to[1 % N] = v.y; to[2 % N] = v.z; to[3 % N] = v.w;
-  } else if (N == 2 && aligned) {
-    const float2 v = *reinterpret_cast<const float2*>(from);
-    to[0] = v.x; to[1 % N] = v.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+  if constexpr (N == 4) {
+    if (aligned) {
+      const float4 v = *reinterpret_cast<const float4*>(from);
+      to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
+      return;
+    }
+  } else if constexpr (N == 2) {
+    if (aligned) {
+      const float2 v = *reinterpret_cast<const float2*>(from);
+      to[0] = v.x; to[1] = v.y;
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
 template <int N>
 __device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
-  if (N == 4 && aligned) {
-    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1 % N], from[2 % N], from[3 % N]);
-  } else if (N == 2 && aligned) {
-    *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1 % N]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+  if constexpr (N == 4) {
+    if (aligned) {
+      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+      return;
+    }
+  } else if constexpr (N == 2) {
+    if (aligned) {
+      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
@@ -115,39 +127,44 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
   return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
 }
 
+// Sum of term(0), ... term(COUNT - 1) in two levels, CHAINED of them in one float32 chain; one long chain would lose digits.
+template <int COUNT, int CHAINED, class Term>
+__device__ __forceinline__ float chained_sum(Term term) {
+  float total = 0.0f;
+  for (int first = 0; first < COUNT; first += CHAINED) {
+    const int end = COUNT - first < CHAINED ? COUNT : first + CHAINED;
+    float chain = 0.0f;
+    for (int i = first; i < end; ++i) chain += term(i);
+    total += chain;
+  }
+  return total;
+}
+template <class Term>
+__device__ __forceinline__ float row_sum(Term term) {
+  return chained_sum<HIDDEN, ROW_CHAIN>(term);
+}
+
 __device__ RowStats statistics_of(const Params& p, int64_t row) {
   if (p.mean && p.rstd) return {p.mean[row], 0.0f, p.rstd[row]};
   const float* x = p.x + row * HIDDEN;
-  float sum = 0.0f, sum_d = 0.0f, sum_d2 = 0.0f;
-  for (int h = 0; h < HIDDEN; ++h) sum += x[h];
-  const float mean = sum / HIDDEN;
-  for (int h = 0; h < HIDDEN; ++h) {
-    const float d = x[h] - mean;
-    sum_d += d;
-    sum_d2 = fmaf(d, d, sum_d2);
-  }
+  const float mean = row_sum([&](int h) { return x[h]; }) / HIDDEN;
+  const float sum_d = row_sum([&](int h) { return x[h] - mean; });
+  const float sum_d2 = row_sum([&](int h) { return (x[h] - mean) * (x[h] - mean); });
   return row_stats(mean, sum_d, sum_d2, p.eps);
 }
 
 __device__ __forceinline__ float dn_at(const Params& p, int64_t row, int h) {
   const float* dy = p.dy + row * OUT;
-  float dn = 0.0f;
-  for (int o = 0; o < OUT; ++o) dn = fmaf(dy[o], p.w[static_cast<index_t>(o) * HIDDEN + h], dn);
-  return dn;
+  return chained_sum<OUT, OUT_CHAIN>([&](int o) { return dy[o] * p.w[static_cast<index_t>(o) * HIDDEN + h]; });
 }
 
 // dx of one row. dn*gamma waits in dx itself between the two passes over the row.
 __device__ void backward_row(const Params& p, int64_t row, const RowStats& stats) {
   const float* x = p.x + row * HIDDEN;
   float* dx = p.dx + row * HIDDEN;
-  float sum = 0.0f, sum_xhat = 0.0f;
-  for (int h = 0; h < HIDDEN; ++h) {
-    const float g = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
-    dx[h] = g;
-    sum += g;
-    sum_xhat = fmaf(g, normalized(x[h], stats), sum_xhat);
-  }
-  const float mean_g = sum / HIDDEN, mean_g_xhat = sum_xhat / HIDDEN;
+  for (int h = 0; h < HIDDEN; ++h) dx[h] = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
+  const float mean_g = row_sum([&](int h) { return dx[h]; }) / HIDDEN;
+  const float mean_g_xhat = row_sum([&](int h) { return dx[h] * normalized(x[h], stats); }) / HIDDEN;
   for (int h = 0; h < HIDDEN; ++h) dx[h] = stats.rstd * (dx[h] - mean_g - normalized(x[h], stats) * mean_g_xhat);
 }
 

@@ -17,6 +17,8 @@ constexpr bool WANT_DBETA = true;
 constexpr bool WANT_DW = true;
 constexpr bool WANT_DB = true;
 constexpr int THREADS = 128;  // threads in a block
+constexpr int ROW_CHAIN = 256;  // values of a row summed in one float32 chain
+constexpr int OUT_CHAIN = 1024;  // products over OUT in one float32 chain
 constexpr int IDENTITY = 1;  // 1: dgamma and dbeta from G and db; 0: as sums of dn over the rows
 constexpr int COLUMN_THREADS = 8;  // neighbouring columns a block owns at once
 constexpr int COLUMN_GROUPS = 16;  // groups of threads that share out the rows of w
@@ -24,11 +26,6 @@ constexpr int COLUMN_OUTS = 8;  // rows of w a thread owns at once
 constexpr int CHAIN = 1024;  // rows summed in one float32 chain
 
 using index_t = int;  // counts elements of w
-// Names of the gradients for emit(); this reduction keeps no partial sums and uses none of the numbers.
-constexpr index_t AT_DW = 0;
-constexpr index_t AT_DB = 128;
-constexpr index_t AT_DGAMMA = 144;
-constexpr index_t AT_DBETA = 152;
 
 struct Params {
   const float* dy;  // [rows, OUT]
@@ -71,28 +68,38 @@ __device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
 // N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
 template <int N>
 __device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
-  if (N == 4 && aligned) {
-    const float4 v = *reinterpret_cast<const float4*>(from);
-    to[0] = v.x; to[1 % N] = v.y; to[2 % N] = v.z; to[3 % N] = v.w;
-  } else if (N == 2 && aligned) {
-    const float2 v = *reinterpret_cast<const float2*>(from);
-    to[0] = v.x; to[1 % N] = v.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+  if constexpr (N == 4) {
+    if (aligned) {
+      const float4 v = *reinterpret_cast<const float4*>(from);
+      to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
+      return;
+    }
+  } else if constexpr (N == 2) {
+    if (aligned) {
+      const float2 v = *reinterpret_cast<const float2*>(from);
+      to[0] = v.x; to[1] = v.y;
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
 template <int N>
 __device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
-  if (N == 4 && aligned) {
-    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1 % N], from[2 % N], from[3 % N]);
-  } else if (N == 2 && aligned) {
-    *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1 % N]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+  if constexpr (N == 4) {
+    if (aligned) {
+      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+      return;
+    }
+  } else if constexpr (N == 2) {
+    if (aligned) {
+      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
@@ -129,7 +136,13 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
 }
 
 // Reduction "column_blocks": no two blocks share an output element, so its sum is final.
-__device__ __forceinline__ void emit(const Params&, float* output, index_t, index_t i, float value) { output[i] = value; }
+__device__ __forceinline__ void emit(float* to, float value) { *to = value; }
+
+// Where this block's share of each parameter gradient goes.
+__device__ __forceinline__ float* dw_share(const Params& p) { return p.dw; }
+__device__ __forceinline__ float* db_share(const Params& p) { return p.db; }
+__device__ __forceinline__ float* dgamma_share(const Params& p) { return p.dgamma; }
+__device__ __forceinline__ float* dbeta_share(const Params& p) { return p.dbeta; }
 
 // Statistics wait in scratch memory for the threads that own columns.
 __device__ __forceinline__ void keep_statistics(const Params& p, int64_t row, const RowStats& stats) {
@@ -140,7 +153,8 @@ __device__ __forceinline__ void keep_statistics(const Params& p, int64_t row, co
 
 // Parameter gradients of a range of rows. A thread owns one column h and COLUMN_OUTS rows of w at a time, so its part of
 // G = dy^T @ xhat stays in registers for all the rows; COLUMN_GROUPS groups of threads share out the rows of w.
-// Sums run in two levels: CHAIN rows in one float32 chain, then the chains' sums; one long chain would lose digits.
+// Sums run in two levels, CHAIN rows or OUT_CHAIN rows of w in one float32 chain, then the chains' sums; one long chain would
+// lose digits.
 __device__ void accumulate_columns(const Params& p, RowRange rows, int first_column, int column_stride) {
   float* totals = dynamic_shared();  // [2][COLUMN_GROUPS][COLUMN_THREADS]: dgamma and dbeta of each group
   const int group = threadIdx.x / COLUMN_THREADS, lane = threadIdx.x % COLUMN_THREADS;
@@ -151,39 +165,45 @@ __device__ void accumulate_columns(const Params& p, RowRange rows, int first_col
     const int h = column + lane;
     const bool inside = h < HIDDEN;
     float dgamma = 0.0f, dbeta = 0.0f;
-    for (int o = group * COLUMN_OUTS; inside && o < OUT; o += COLUMN_GROUPS * COLUMN_OUTS) {
-      float g[COLUMN_OUTS] = {}, db[COLUMN_OUTS] = {};
-      for (int64_t chain = rows.begin; chain < rows.end; chain += CHAIN) {
-        const int length = rows.end - chain < CHAIN ? static_cast<int>(rows.end - chain) : CHAIN;
-        const float* x = p.x + chain * HIDDEN + h;
-        const float* dy = p.dy + chain * OUT;
-        float g_chain[COLUMN_OUTS] = {}, db_chain[COLUMN_OUTS] = {};
+    for (int first_out = 0; first_out < OUT; first_out += COLUMN_GROUPS * OUT_CHAIN) {
+      const int end_out = OUT - first_out < COLUMN_GROUPS * OUT_CHAIN ? OUT : first_out + COLUMN_GROUPS * OUT_CHAIN;
+      float dgamma_chain = 0.0f, dbeta_chain = 0.0f;
+      for (int o = first_out + group * COLUMN_OUTS; inside && o < end_out; o += COLUMN_GROUPS * COLUMN_OUTS) {
+        float g[COLUMN_OUTS] = {}, db[COLUMN_OUTS] = {};
+        for (int64_t chain = rows.begin; chain < rows.end; chain += CHAIN) {
+          const int length = rows.end - chain < CHAIN ? static_cast<int>(rows.end - chain) : CHAIN;
+          const float* x = p.x + chain * HIDDEN + h;
+          const float* dy = p.dy + chain * OUT;
+          float g_chain[COLUMN_OUTS] = {}, db_chain[COLUMN_OUTS] = {};
 #pragma unroll 4
-        for (int r = 0; r < length; ++r) {
-          const RowStats stats = {p.row_mean[chain + r], p.row_rest[chain + r], p.row_rstd[chain + r]};
-          const float xhat = normalized(x[r * HIDDEN], stats);
+          for (int r = 0; r < length; ++r) {
+            const RowStats stats = {p.row_mean[chain + r], p.row_rest[chain + r], p.row_rstd[chain + r]};
+            const float xhat = normalized(x[r * HIDDEN], stats);
+#pragma unroll
+            for (int j = 0; j < COLUMN_OUTS; ++j) {
+              const float d = dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)];
+              g_chain[j] = fmaf(d, xhat, g_chain[j]);
+              db_chain[j] += d;
+            }
+          }
 #pragma unroll
           for (int j = 0; j < COLUMN_OUTS; ++j) {
-            const float d = dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)];
-            g_chain[j] = fmaf(d, xhat, g_chain[j]);
-            db_chain[j] += d;
+            g[j] += g_chain[j];
+            db[j] += db_chain[j];
           }
         }
 #pragma unroll
         for (int j = 0; j < COLUMN_OUTS; ++j) {
-          g[j] += g_chain[j];
-          db[j] += db_chain[j];
+          if (o + j >= OUT) break;
+          const index_t i = static_cast<index_t>(o + j) * HIDDEN + h;
+          if (want_dw) emit(dw_share(p) + i, fmaf(g[j], gamma_at(p, h), db[j] * beta_at(p, h)));
+          if (want_db && h == 0) emit(db_share(p) + o + j, db[j]);
+          if (want_dgamma) dgamma_chain = fmaf(p.w[i], g[j], dgamma_chain);
+          if (want_dbeta) dbeta_chain = fmaf(p.w[i], db[j], dbeta_chain);
         }
       }
-#pragma unroll
-      for (int j = 0; j < COLUMN_OUTS; ++j) {
-        if (o + j >= OUT) break;
-        const index_t i = static_cast<index_t>(o + j) * HIDDEN + h;
-        if (want_dw) emit(p, p.dw, AT_DW, i, fmaf(g[j], gamma_at(p, h), db[j] * beta_at(p, h)));
-        if (want_db && h == 0) emit(p, p.db, AT_DB, o + j, db[j]);
-        if (want_dgamma) dgamma = fmaf(p.w[i], g[j], dgamma);
-        if (want_dbeta) dbeta = fmaf(p.w[i], db[j], dbeta);
-      }
+      dgamma += dgamma_chain;
+      dbeta += dbeta_chain;
     }
     if (want_dgamma || want_dbeta) {
       totals[threadIdx.x] = dgamma;
@@ -194,47 +214,52 @@ __device__ void accumulate_columns(const Params& p, RowRange rows, int first_col
           dgamma += totals[other * COLUMN_THREADS + lane];
           dbeta += totals[THREADS + other * COLUMN_THREADS + lane];
         }
-        if (want_dgamma) emit(p, p.dgamma, AT_DGAMMA, h, dgamma);
-        if (want_dbeta) emit(p, p.dbeta, AT_DBETA, h, dbeta);
+        if (want_dgamma) emit(dgamma_share(p) + h, dgamma);
+        if (want_dbeta) emit(dbeta_share(p) + h, dbeta);
       }
       __syncthreads();
     }
   }
 }
 
+// Sum of term(0), ... term(COUNT - 1) in two levels, CHAINED of them in one float32 chain; one long chain would lose digits.
+template <int COUNT, int CHAINED, class Term>
+__device__ __forceinline__ float chained_sum(Term term) {
+  float total = 0.0f;
+  for (int first = 0; first < COUNT; first += CHAINED) {
+    const int end = COUNT - first < CHAINED ? COUNT : first + CHAINED;
+    float chain = 0.0f;
+    for (int i = first; i < end; ++i) chain += term(i);
+    total += chain;
+  }
+  return total;
+}
+template <class Term>
+__device__ __forceinline__ float row_sum(Term term) {
+  return chained_sum<HIDDEN, ROW_CHAIN>(term);
+}
+
 __device__ RowStats statistics_of(const Params& p, int64_t row) {
   if (p.mean && p.rstd) return {p.mean[row], 0.0f, p.rstd[row]};
   const float* x = p.x + row * HIDDEN;
-  float sum = 0.0f, sum_d = 0.0f, sum_d2 = 0.0f;
-  for (int h = 0; h < HIDDEN; ++h) sum += x[h];
-  const float mean = sum / HIDDEN;
-  for (int h = 0; h < HIDDEN; ++h) {
-    const float d = x[h] - mean;
-    sum_d += d;
-    sum_d2 = fmaf(d, d, sum_d2);
-  }
+  const float mean = row_sum([&](int h) { return x[h]; }) / HIDDEN;
+  const float sum_d = row_sum([&](int h) { return x[h] - mean; });
+  const float sum_d2 = row_sum([&](int h) { return (x[h] - mean) * (x[h] - mean); });
   return row_stats(mean, sum_d, sum_d2, p.eps);
 }
 
 __device__ __forceinline__ float dn_at(const Params& p, int64_t row, int h) {
   const float* dy = p.dy + row * OUT;
-  float dn = 0.0f;
-  for (int o = 0; o < OUT; ++o) dn = fmaf(dy[o], p.w[static_cast<index_t>(o) * HIDDEN + h], dn);
-  return dn;
+  return chained_sum<OUT, OUT_CHAIN>([&](int o) { return dy[o] * p.w[static_cast<index_t>(o) * HIDDEN + h]; });
 }
 
 // dx of one row. dn*gamma waits in dx itself between the two passes over the row.
 __device__ void backward_row(const Params& p, int64_t row, const RowStats& stats) {
   const float* x = p.x + row * HIDDEN;
   float* dx = p.dx + row * HIDDEN;
-  float sum = 0.0f, sum_xhat = 0.0f;
-  for (int h = 0; h < HIDDEN; ++h) {
-    const float g = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
-    dx[h] = g;
-    sum += g;
-    sum_xhat = fmaf(g, normalized(x[h], stats), sum_xhat);
-  }
-  const float mean_g = sum / HIDDEN, mean_g_xhat = sum_xhat / HIDDEN;
+  for (int h = 0; h < HIDDEN; ++h) dx[h] = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
+  const float mean_g = row_sum([&](int h) { return dx[h]; }) / HIDDEN;
+  const float mean_g_xhat = row_sum([&](int h) { return dx[h] * normalized(x[h], stats); }) / HIDDEN;
   for (int h = 0; h < HIDDEN; ++h) dx[h] = stats.rstd * (dx[h] - mean_g - normalized(x[h], stats) * mean_g_xhat);
 }
 

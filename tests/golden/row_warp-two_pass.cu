@@ -22,6 +22,7 @@ constexpr int ROWS = 1;  // rows a warp, or a group of lanes, takes at once
 constexpr int VECTOR = 1;  // neighbouring columns in one access
 constexpr int CHUNK_VECTORS = 1;  // vectors of a row that a lane holds at once
 constexpr int CHUNKS = 1;  // pieces a row is taken in
+constexpr int OUT_CHAIN = 1024;  // products over OUT in one float32 chain
 constexpr int IDENTITY = 1;  // 1: dgamma and dbeta from G and db; 0: as sums of dn over the rows
 constexpr int COLUMN_THREADS = 8;  // neighbouring columns a block owns at once
 constexpr int COLUMN_GROUPS = 16;  // groups of threads that share out the rows of w
@@ -81,28 +82,38 @@ __device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
 // N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
 template <int N>
 __device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
-  if (N == 4 && aligned) {
-    const float4 v = *reinterpret_cast<const float4*>(from);
-    to[0] = v.x; to[1 % N] = v.y; to[2 % N] = v.z; to[3 % N] = v.w;
-  } else if (N == 2 && aligned) {
-    const float2 v = *reinterpret_cast<const float2*>(from);
-    to[0] = v.x; to[1 % N] = v.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+  if constexpr (N == 4) {
+    if (aligned) {
+      const float4 v = *reinterpret_cast<const float4*>(from);
+      to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
+      return;
+    }
+  } else if constexpr (N == 2) {
+    if (aligned) {
+      const float2 v = *reinterpret_cast<const float2*>(from);
+      to[0] = v.x; to[1] = v.y;
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
 template <int N>
 __device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
-  if (N == 4 && aligned) {
-    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1 % N], from[2 % N], from[3 % N]);
-  } else if (N == 2 && aligned) {
-    *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1 % N]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+  if constexpr (N == 4) {
+    if (aligned) {
+      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+      return;
+    }
+  } else if constexpr (N == 2) {
+    if (aligned) {
+      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
@@ -140,9 +151,16 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
 
 // Reduction "two_pass": each block leaves its share in a row of its own of `partial` [splits, PARTIAL_SIZE], and a second
 // kernel sums the rows in a fixed order: the same bits in every run.
-__device__ __forceinline__ void emit(const Params& p, float*, index_t section, index_t i, float value) {
-  p.partial[static_cast<int64_t>(blockIdx.x) * PARTIAL_SIZE + section + i] = value;
+__device__ __forceinline__ void emit(float* to, float value) { *to = value; }
+__device__ __forceinline__ float* partial_row(const Params& p) {
+  return p.partial + static_cast<int64_t>(blockIdx.x) * PARTIAL_SIZE;
 }
+
+// Where this block's share of each parameter gradient goes.
+__device__ __forceinline__ float* dw_share(const Params& p) { return partial_row(p) + AT_DW; }
+__device__ __forceinline__ float* db_share(const Params& p) { return partial_row(p) + AT_DB; }
+__device__ __forceinline__ float* dgamma_share(const Params& p) { return partial_row(p) + AT_DGAMMA; }
+__device__ __forceinline__ float* dbeta_share(const Params& p) { return partial_row(p) + AT_DBETA; }
 
 // Statistics wait in scratch memory for the threads that own columns.
 __device__ __forceinline__ void keep_statistics(const Params& p, int64_t row, const RowStats& stats) {
@@ -153,7 +171,8 @@ __device__ __forceinline__ void keep_statistics(const Params& p, int64_t row, co
 
 // Parameter gradients of a range of rows. A thread owns one column h and COLUMN_OUTS rows of w at a time, so its part of
 // G = dy^T @ xhat stays in registers for all the rows; COLUMN_GROUPS groups of threads share out the rows of w.
-// Sums run in two levels: CHAIN rows in one float32 chain, then the chains' sums; one long chain would lose digits.
+// Sums run in two levels, CHAIN rows or OUT_CHAIN rows of w in one float32 chain, then the chains' sums; one long chain would
+// lose digits.
 __device__ void accumulate_columns(const Params& p, RowRange rows, int first_column, int column_stride) {
   float* totals = dynamic_shared();  // [2][COLUMN_GROUPS][COLUMN_THREADS]: dgamma and dbeta of each group
   const int group = threadIdx.x / COLUMN_THREADS, lane = threadIdx.x % COLUMN_THREADS;
@@ -164,39 +183,45 @@ __device__ void accumulate_columns(const Params& p, RowRange rows, int first_col
     const int h = column + lane;
     const bool inside = h < HIDDEN;
     float dgamma = 0.0f, dbeta = 0.0f;
-    for (int o = group * COLUMN_OUTS; inside && o < OUT; o += COLUMN_GROUPS * COLUMN_OUTS) {
-      float g[COLUMN_OUTS] = {}, db[COLUMN_OUTS] = {};
-      for (int64_t chain = rows.begin; chain < rows.end; chain += CHAIN) {
-        const int length = rows.end - chain < CHAIN ? static_cast<int>(rows.end - chain) : CHAIN;
-        const float* x = p.x + chain * HIDDEN + h;
-        const float* dy = p.dy + chain * OUT;
-        float g_chain[COLUMN_OUTS] = {}, db_chain[COLUMN_OUTS] = {};
+    for (int first_out = 0; first_out < OUT; first_out += COLUMN_GROUPS * OUT_CHAIN) {
+      const int end_out = OUT - first_out < COLUMN_GROUPS * OUT_CHAIN ? OUT : first_out + COLUMN_GROUPS * OUT_CHAIN;
+      float dgamma_chain = 0.0f, dbeta_chain = 0.0f;
+      for (int o = first_out + group * COLUMN_OUTS; inside && o < end_out; o += COLUMN_GROUPS * COLUMN_OUTS) {
+        float g[COLUMN_OUTS] = {}, db[COLUMN_OUTS] = {};
+        for (int64_t chain = rows.begin; chain < rows.end; chain += CHAIN) {
+          const int length = rows.end - chain < CHAIN ? static_cast<int>(rows.end - chain) : CHAIN;
+          const float* x = p.x + chain * HIDDEN + h;
+          const float* dy = p.dy + chain * OUT;
+          float g_chain[COLUMN_OUTS] = {}, db_chain[COLUMN_OUTS] = {};
 #pragma unroll 4
-        for (int r = 0; r < length; ++r) {
-          const RowStats stats = {p.row_mean[chain + r], p.row_rest[chain + r], p.row_rstd[chain + r]};
-          const float xhat = normalized(x[r * HIDDEN], stats);
+          for (int r = 0; r < length; ++r) {
+            const RowStats stats = {p.row_mean[chain + r], p.row_rest[chain + r], p.row_rstd[chain + r]};
+            const float xhat = normalized(x[r * HIDDEN], stats);
+#pragma unroll
+            for (int j = 0; j < COLUMN_OUTS; ++j) {
+              const float d = dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)];
+              g_chain[j] = fmaf(d, xhat, g_chain[j]);
+              db_chain[j] += d;
+            }
+          }
 #pragma unroll
           for (int j = 0; j < COLUMN_OUTS; ++j) {
-            const float d = dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)];
-            g_chain[j] = fmaf(d, xhat, g_chain[j]);
-            db_chain[j] += d;
+            g[j] += g_chain[j];
+            db[j] += db_chain[j];
           }
         }
 #pragma unroll
         for (int j = 0; j < COLUMN_OUTS; ++j) {
-          g[j] += g_chain[j];
-          db[j] += db_chain[j];
+          if (o + j >= OUT) break;
+          const index_t i = static_cast<index_t>(o + j) * HIDDEN + h;
+          if (want_dw) emit(dw_share(p) + i, fmaf(g[j], gamma_at(p, h), db[j] * beta_at(p, h)));
+          if (want_db && h == 0) emit(db_share(p) + o + j, db[j]);
+          if (want_dgamma) dgamma_chain = fmaf(p.w[i], g[j], dgamma_chain);
+          if (want_dbeta) dbeta_chain = fmaf(p.w[i], db[j], dbeta_chain);
         }
       }
-#pragma unroll
-      for (int j = 0; j < COLUMN_OUTS; ++j) {
-        if (o + j >= OUT) break;
-        const index_t i = static_cast<index_t>(o + j) * HIDDEN + h;
-        if (want_dw) emit(p, p.dw, AT_DW, i, fmaf(g[j], gamma_at(p, h), db[j] * beta_at(p, h)));
-        if (want_db && h == 0) emit(p, p.db, AT_DB, o + j, db[j]);
-        if (want_dgamma) dgamma = fmaf(p.w[i], g[j], dgamma);
-        if (want_dbeta) dbeta = fmaf(p.w[i], db[j], dbeta);
-      }
+      dgamma += dgamma_chain;
+      dbeta += dbeta_chain;
     }
     if (want_dgamma || want_dbeta) {
       totals[threadIdx.x] = dgamma;
@@ -207,8 +232,8 @@ __device__ void accumulate_columns(const Params& p, RowRange rows, int first_col
           dgamma += totals[other * COLUMN_THREADS + lane];
           dbeta += totals[THREADS + other * COLUMN_THREADS + lane];
         }
-        if (want_dgamma) emit(p, p.dgamma, AT_DGAMMA, h, dgamma);
-        if (want_dbeta) emit(p, p.dbeta, AT_DBETA, h, dbeta);
+        if (want_dgamma) emit(dgamma_share(p) + h, dgamma);
+        if (want_dbeta) emit(dbeta_share(p) + h, dbeta);
       }
       __syncthreads();
     }
@@ -256,6 +281,7 @@ __device__ __forceinline__ void store_chunk(float* row, const float (&from)[LANE
 
 __device__ __forceinline__ bool inside(int chunk, int i) { return column_of(chunk, i / VECTOR) < HIDDEN; }
 
+// Sums over a row run in two levels, a chunk in one float32 chain; one long chain would lose digits.
 __device__ void tile_statistics(const Params& p, Tile& tile, bool aligned) {
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
@@ -267,36 +293,38 @@ __device__ void tile_statistics(const Params& p, Tile& tile, bool aligned) {
     float x[LANE_COLUMNS], sum = 0.0f, sum_d = 0.0f, sum_d2 = 0.0f;
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       load_chunk(x, row, chunk, aligned);
+      float chain = 0.0f;
 #pragma unroll
-      for (int i = 0; i < LANE_COLUMNS; ++i) sum += x[i];
+      for (int i = 0; i < LANE_COLUMNS; ++i) chain += x[i];
+      sum += chain;
     }
     const float mean = lane_sum<32>(sum) / HIDDEN;
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       if (CHUNKS > 1) load_chunk(x, row, chunk, aligned);
+      float chain_d = 0.0f, chain_d2 = 0.0f;
 #pragma unroll
       for (int i = 0; i < LANE_COLUMNS; ++i) {
         const float d = inside(chunk, i) ? x[i] - mean : 0.0f;
-        sum_d += d;
-        sum_d2 = fmaf(d, d, sum_d2);
+        chain_d += d;
+        chain_d2 = fmaf(d, d, chain_d2);
       }
+      sum_d += chain_d;
+      sum_d2 += chain_d2;
     }
     tile.stats[r] = row_stats(mean, lane_sum<32>(sum_d), lane_sum<32>(sum_d2), p.eps);
   }
 }
 
-// One chunk of dn = dy @ w for the tile's rows. Each lane loads one of 32 values of dy, and shuffles pass them round.
-__device__ void dn_chunk(const Params& p, const Tile& tile, float (&dn)[ROWS][LANE_COLUMNS], int chunk, bool aligned) {
+// Adds one chunk of dy[first:end] @ w[first:end] to `dn`, for the tile's rows. Each lane loads one of 32 values of dy, and
+// shuffles pass them round.
+__device__ __forceinline__ void add_products(const Params& p, const Tile& tile, float (&dn)[ROWS][LANE_COLUMNS], int chunk,
+                                             int first, int end, bool aligned) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-#pragma unroll
-    for (int i = 0; i < LANE_COLUMNS; ++i) dn[r][i] = 0.0f;
-  }
-  for (int first = 0; first < OUT; first += 32) {
+  for (; first < end; first += 32) {
     float dy[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) dy[r] = first + lane < OUT ? p.dy[tile.row[r] * OUT + first + lane] : 0.0f;
-    const int count = OUT - first < 32 ? OUT - first : 32;
+    for (int r = 0; r < ROWS; ++r) dy[r] = first + lane < end ? p.dy[tile.row[r] * OUT + first + lane] : 0.0f;
+    const int count = end - first < 32 ? end - first : 32;
 #pragma unroll 4
     for (int o = 0; o < count; ++o) {
       float w[LANE_COLUMNS];
@@ -306,6 +334,28 @@ __device__ void dn_chunk(const Params& p, const Tile& tile, float (&dn)[ROWS][LA
         const float d = __shfl_sync(0xffffffffu, dy[r], o);
 #pragma unroll
         for (int i = 0; i < LANE_COLUMNS; ++i) dn[r][i] = fmaf(d, w[i], dn[r][i]);
+      }
+    }
+  }
+}
+
+// One chunk of dn = dy @ w for the tile's rows, OUT_CHAIN products in one float32 chain.
+__device__ void dn_chunk(const Params& p, const Tile& tile, float (&dn)[ROWS][LANE_COLUMNS], int chunk, bool aligned) {
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+    for (int i = 0; i < LANE_COLUMNS; ++i) dn[r][i] = 0.0f;
+  }
+  if constexpr (OUT <= OUT_CHAIN) {
+    add_products(p, tile, dn, chunk, 0, OUT, aligned);
+  } else {
+    for (int first = 0; first < OUT; first += OUT_CHAIN) {
+      float chain[ROWS][LANE_COLUMNS] = {};
+      add_products(p, tile, chain, chunk, first, OUT - first < OUT_CHAIN ? OUT : first + OUT_CHAIN, aligned);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS; ++i) dn[r][i] += chain[r][i];
       }
     }
   }
@@ -324,7 +374,7 @@ __device__ void backward_tile(const Params& p, const Tile& tile, float (&dgamma)
     dn_chunk(p, tile, g, chunk, aligned);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-      float x[LANE_COLUMNS];
+      float x[LANE_COLUMNS], chain = 0.0f, chain_xhat = 0.0f;
       load_chunk(x, p.x + tile.row[r] * HIDDEN, chunk, aligned);
 #pragma unroll
       for (int i = 0; i < LANE_COLUMNS; ++i) {
@@ -334,9 +384,11 @@ __device__ void backward_tile(const Params& p, const Tile& tile, float (&dgamma)
           dbeta[i] += g[r][i];
         }
         if (p.gamma) g[r][i] = __fmul_rn(g[r][i], gamma[i]);
-        sum[r] += g[r][i];
-        if (inside(chunk, i)) sum_xhat[r] = fmaf(g[r][i], xhat, sum_xhat[r]);
+        chain += g[r][i];
+        if (inside(chunk, i)) chain_xhat = fmaf(g[r][i], xhat, chain_xhat);
       }
+      sum[r] += chain;
+      sum_xhat[r] += chain_xhat;
       if (CHUNKS > 1 && want_dx && r < tile.valid) store_chunk(p.dx + tile.row[r] * HIDDEN, g[r], chunk, aligned);
     }
   }

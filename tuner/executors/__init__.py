@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from codegen.limits import Limits
 from codegen.render import Source
 from tuner.inputs import Gradients, Inputs
+
+Run = Callable[[Inputs, frozenset[str]], Gradients]
+"""One call on fresh outputs: what Program.run does with its defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,19 @@ class Program(Protocol):
     def resources(self) -> dict[str, Resources]:
         """Per kernel of the plan; empty where nothing is known."""
 
-    def run(self, inputs: Inputs, wants: frozenset[str]) -> Gradients:
+    @property
+    def variations(self) -> Mapping[str, Run]:
+        """Other ways to run that a right kernel must pass as well, by what they vary; empty where there are none."""
+
+    def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan) -> Gradients:
         """One call on fresh outputs. Gradients that are not in `wants` are None.
+
+        Args:
+            prefill: what outputs and workspace hold before the call.
 
         Raises:
             LaunchError: a launch failed, or the kernel wrote outside its outputs or into its inputs.
+            DeviceLost: it did, and took the device with it, or an earlier one had.
         """
 
 
@@ -71,15 +84,28 @@ class TimedProgram(Program, Protocol):
 
         Raises:
             LaunchError: the call cannot be captured or fails.
+            DeviceLost: as run.
         """
 
 
 class Executor(Protocol):
-    """Compiles sources for one device."""
+    """Compiles sources for one device.
+
+    Attributes:
+        name: "cuda" or "host".
+        device: what runs the kernels, for people.
+        slug: the device as a folder name.
+        limits: of the GPU that sources are compiled for.
+        measures: whether its programs can be timed (TimedProgram), and their times mean anything.
+        rates: where `limits.copy_tbps` and `limits.launch_us` are from: the table of targets, or measurements of this device.
+    """
 
     name: str
     device: str
+    slug: str
     limits: Limits
+    measures: bool
+    rates: Literal["table", "measured"]
 
     def compile(self, source: Source) -> Program:
         """Thread-safe.
@@ -88,3 +114,6 @@ class Executor(Protocol):
             CompileError: the compiler refused the source.
             ToolchainError: there is no compiler.
         """
+
+    def close(self) -> None:
+        """Gives back what calls left behind on the device. The executor stays usable."""

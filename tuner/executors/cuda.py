@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +19,7 @@ from codegen.plan import Fill, Launch
 from codegen.problem import GRADIENTS
 from codegen.render import Source
 from tuner.errors import LaunchError
-from tuner.executors import Timing
+from tuner.executors import Run, Timing
 from tuner.executors.cuda_context import Gpu, Module, open_gpu
 from tuner.executors.cuda_graph import Stopwatch
 from tuner.executors.cuda_limits import architecture, known, read_limits, slug
@@ -38,6 +40,7 @@ class CudaExecutor:
 
     Attributes:
         name: "cuda".
+        measures: True.
         device: the driver's name of the GPU: "NVIDIA H200".
         slug: the same as a folder name: "h200".
         limits: read from the device.
@@ -53,6 +56,7 @@ class CudaExecutor:
     """
 
     name = "cuda"
+    measures = True
 
     def __init__(self, device_index: int = 0, store: Store | None = None) -> None:
         self._gpu = open_gpu(device_index)
@@ -119,6 +123,7 @@ class CudaProgram:
 
     Attributes:
         resources: what nvcc says each kernel uses.
+        variations: none; the order in which a GPU works cannot be chosen.
     """
 
     def __init__(self, source: Source, binary: Binary, gpu: Gpu, memory: Memory, stopwatch: Stopwatch, limits: Limits) -> None:
@@ -131,6 +136,7 @@ class CudaProgram:
         self._limits = limits
         self._module: Module | None = None
         self._loading = threading.Lock()
+        self.variations: dict[str, Run] = {}
 
     def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan) -> Gradients:
         """One call. Gradients that are not in `wants` are None.
@@ -142,8 +148,7 @@ class CudaProgram:
             LaunchError: a launch failed or is beyond the device, or the kernel wrote outside its outputs or into its inputs.
         """
         word = int(np.float32(prefill).view(np.uint32))
-        with self._gpu.active():
-            call = self._prepare(inputs, wants)
+        with self._on_device(inputs, wants) as call:
             for placed in (call.outputs, call.workspace):
                 for name in placed.layout.spans:
                     placed.fill(name, word)
@@ -169,8 +174,19 @@ class CudaProgram:
         Raises:
             LaunchError: the call cannot be captured or fails.
         """
-        with self._gpu.active():
-            return self._stopwatch.time(self._prepare(inputs, wants).enqueue, samples, budget_s)
+        with self._on_device(inputs, wants) as call:
+            return self._stopwatch.time(call.enqueue, samples, budget_s)
+
+    @contextmanager
+    def _on_device(self, inputs: Inputs, wants: frozenset[str]) -> Iterator[_Call]:
+        """The call with all it needs on the device, for the length of a block."""
+        try:
+            with self._gpu.active():
+                yield self._prepare(inputs, wants)
+        finally:
+            if self._gpu.alive:
+                with self._gpu.active():
+                    self._memory.release(inputs)
 
     def _prepare(self, inputs: Inputs, wants: frozenset[str]) -> _Call:
         """Everything a call needs on the device; inside `Gpu.active`."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tuner.errors import LaunchError, ToolchainError
+from tuner.errors import DeviceLost, LaunchError, ToolchainError
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy stream, on which other libraries may work
 
@@ -123,11 +123,12 @@ class Gpu:
         """Makes the context current in this thread for the length of the block; one thread at a time, blocks may nest.
 
         Raises:
-            LaunchError: a CUDA call in the block failed, or an earlier one left the context dead.
+            LaunchError: a CUDA call in the block failed.
+            DeviceLost: it left the context dead, or an earlier one did.
         """
         with self._lock:
             if self._dead is not None:
-                raise LaunchError(self._dead)
+                raise DeviceLost(self._dead)
             self._context.push()
             try:
                 self._discarded.clear()
@@ -165,7 +166,7 @@ class Gpu:
             reason = _parted(error)[0]
             self._dead = (f"the GPU cannot be used by this process any more, since an earlier kernel failed ({reason}); "
                           "start a new process")
-            return LaunchError(f"the kernel failed and took the process's GPU context with it: {reason}")
+            return DeviceLost(f"the kernel failed and took the process's GPU context with it: {reason}")
         return LaunchError(f"the GPU refused the work: {_plain(error)}")
 
     def _detach(self) -> None:

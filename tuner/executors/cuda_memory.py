@@ -138,8 +138,8 @@ class Placed:
 class Memory:
     """The allocations of one executor. All methods are for use inside `Gpu.active`.
 
-    Outputs and workspace each have one allocation, which grows when it must. Inputs are kept by identity, so an Inputs object
-    is uploaded once; its arrays may not be changed afterwards.
+    Outputs and workspace each have one allocation, which grows when it must. Inputs whose arrays are all read-only are kept by
+    identity, so that such an object is uploaded once; others belong to one call.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -157,6 +157,11 @@ class Memory:
         # Making room for these may cost kept inputs, so they come first.
         placed = self._place_scratch("outputs", outputs), self._place_scratch("workspace", workspace)
         return self._upload(inputs), *placed
+
+    def release(self, inputs: Inputs) -> None:
+        """Ends a call: frees its inputs unless they may be used again."""
+        if id(inputs) in self._inputs and any(array.flags.writeable for array in _arrays(inputs).values()):
+            self._forget(id(inputs))
 
     def free(self) -> None:
         """Gives all memory back to the GPU. The next call takes it again."""
@@ -183,7 +188,7 @@ class Memory:
         if key in self._inputs:
             self._inputs.move_to_end(key)
             return self._inputs[key][2]
-        arrays = {name: array for name in READ if (array := getattr(inputs, name)) is not None}
+        arrays = _arrays(inputs)
         layout = Layout({name: array.size for name, array in arrays.items()})
         self._shrink(MAX_CACHED_INPUTS - 1, self._gpu.memory_bytes // CACHE_SHARE - layout.total_bytes)
         allocation = self._allocate(layout.total_bytes)
@@ -234,3 +239,8 @@ class Memory:
     def _forget(self, key: int) -> None:
         _, allocation, _ = self._inputs.pop(key)
         allocation.free()
+
+
+def _arrays(inputs: Inputs) -> dict[str, Array32]:
+    """The arrays that are there, by the name of the kernels' pointer."""
+    return {name: array for name in READ if (array := getattr(inputs, name)) is not None}

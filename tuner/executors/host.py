@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from codegen.plan import Fill, Launch
 from codegen.problem import GRADIENTS
 from codegen.render import Source
 from tuner.errors import LaunchError
-from tuner.executors import Resources
+from tuner.executors import Resources, Run
 from tuner.executors.host_runtime import Kernels, Layout, Memory, Runtime
 from tuner.executors.host_toolchain import Compiler, build_kernels, build_runtime, find_compiler
 from tuner.inputs import Array32, Gradients, Inputs, gradient_shapes
@@ -26,6 +28,9 @@ class HostExecutor:
     Attributes:
         name: "host".
         device: "host (g++ 12.2)".
+        slug: "predicted-sm_90": under what GPU's name its results are kept.
+        measures: False.
+        rates: "table".
         limits: of the GPU the sources are meant for; launches beyond them fail as they would there.
 
     Args:
@@ -39,9 +44,12 @@ class HostExecutor:
     """
 
     name = "host"
+    measures = False
+    rates: Literal["table", "measured"] = "table"
 
     def __init__(self, target: Limits, store: Store, compiler: Compiler | None = None) -> None:
         self.limits = target
+        self.slug = f"predicted-{target.arch.removesuffix('a')}"
         self._store = store
         self._compiler = find_compiler() if compiler is None else compiler
         self.device = f"host ({self._compiler.label})"
@@ -64,12 +72,16 @@ class HostExecutor:
         names = dict.fromkeys(launch.kernel for launch in source.plan.launches)
         return HostProgram(source, self.load(source.text, tuple(names)), self.limits.sms)
 
+    def close(self) -> None:
+        """Nothing is kept from one call to the next."""
+
 
 class HostProgram:
     """A compiled source. Several threads may run it at once.
 
     Attributes:
         resources: empty; the CPU's compiler knows nothing of a GPU's registers.
+        variations: the other memory layout, and other orders of blocks and threads.
     """
 
     def __init__(self, source: Source, kernels: Kernels, sms: int) -> None:
@@ -77,6 +89,11 @@ class HostProgram:
         self._kernels = kernels
         self._sms = sms
         self.resources: dict[str, Resources] = {}
+        self.variations: dict[str, Run] = {
+            "each buffer directly after a fence, blocks and threads in reverse order":
+                partial(self.run, layout="begin", order="reverse"),
+            "blocks and threads in a random order": partial(self.run, order="shuffled:1"),
+        }
 
     def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan, order: str = "forward",
             layout: Layout = "end") -> Gradients:

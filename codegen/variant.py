@@ -1,0 +1,60 @@
+"""What a variant is, and the small functions its rules are written with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from codegen.config import Value
+from codegen.limits import Limits
+from codegen.plan import Plan
+from codegen.problem import Problem
+
+Params = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One family of kernels. Every variant has the parameter `reduction` (see codegen/reduction.py).
+
+    Attributes:
+        name: also the name of its kernel and its template.
+        summary: one line: what it does, and what it changes over the simpler ones.
+        choices: the values of each parameter, in the order of config strings.
+        defaults: a config that is valid for ordinary sizes.
+        refuses: why a problem cannot be run with these values on a GPU with these limits, at any row count; None: it can.
+        inexact: why these values would lose the accuracy of the data type at the problem's row count; None: they do not.
+        wasteful: why these values, though right, are not worth trying at the problem's row count; None: they are.
+        constants: the named integers of the rendered source, each explained in codegen/glossary.py.
+        plan: the steps and scratch buffers.
+    """
+
+    name: str
+    summary: str
+    choices: Mapping[str, tuple[Value, ...]]
+    defaults: Params
+    refuses: Callable[[Problem, Params, Limits], str | None]
+    inexact: Callable[[Problem, Params], str | None]
+    wasteful: Callable[[Problem, Params], str | None]
+    constants: Callable[[Problem, Params], dict[str, int]]
+    plan: Callable[[Problem, Params], Plan]
+
+    @property
+    def template(self) -> str:
+        """File name of the template."""
+        return f"{self.name}.cu.j2"
+
+
+def number(params: Params, name: str) -> int:
+    """An integer parameter."""
+    return int(params[name])
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is at least `value`."""
+    return 1 << max(value - 1, 0).bit_length()

@@ -1,0 +1,81 @@
+"""When a run's best.* take the place of an earlier run's, and when those stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from codegen.limits import target
+from codegen.problem import GRADIENTS, Problem, Shape
+from codegen.space import parse_config
+from tests.test_records import INFO
+from tuner.guess import best_predicted
+from tuner.known import Known
+from tuner.outcome import TuneResult
+from tuner.publish import Folder, why_kept
+from tuner.records import Record, RunInfo, Status
+from tuner.validate import GradientError
+
+SHAPE = Shape(4, 4, 8, 16)
+H200 = target("sm_90")
+PREDICTING = replace(INFO, executor="host", device="host (g++ 12)", measures=False)
+
+
+def winner(us: float, measured: bool = True) -> Record:
+    errors = {name: GradientError(1e-7, 0.5) for name in GRADIENTS}
+    return Record(parse_config("row_warp:splits=1,reduction=single_block"), Status.OK, None, us, measured, errors=errors)
+
+
+def result(us: float | None, info: RunInfo = INFO) -> TuneResult:
+    best = None if us is None else winner(us, info.measures)
+    return TuneResult(info, Problem.of(SHAPE), H200, () if best is None else (best,), best)
+
+
+def kept(earlier: RunInfo, before: float, now: RunInfo, us: float | None) -> bool:
+    return why_kept(Known(earlier, SHAPE, winner(before, earlier.measures)), result(us, now)) is not None
+
+
+def test_nothing_is_kept_where_there_is_nothing() -> None:
+    assert why_kept(None, result(2.0)) is None
+    assert why_kept(None, result(None)) is None
+
+
+@pytest.mark.parametrize(("us", "stays"), [(1.9, False), (2.0, False), (2.039, False), (2.05, True), (None, True)])
+@pytest.mark.parametrize("info", [INFO, PREDICTING])
+def test_of_the_same_kind_the_faster_stays(info: RunInfo, us: float | None, stays: bool) -> None:
+    assert kept(info, 2.0, info, us) == stays
+
+
+def test_measured_beats_predicted_whatever_the_times() -> None:
+    assert not kept(PREDICTING, 1.0, INFO, 9.0)
+    assert kept(INFO, 9.0, PREDICTING, 1.0)
+    assert kept(PREDICTING, 1.0, INFO, None)
+
+
+@pytest.mark.parametrize("change", [{"version": "other"}, {"shape": "4,4,8,32"}, {"wants": "dx"}, {"device": "NVIDIA Other"},
+                                    {"deterministic": True}, {"target": "sm_80"}], ids=str)
+def test_results_that_cannot_be_compared_go(change: dict[str, object]) -> None:
+    assert not kept(replace(INFO, **change), 1.0, INFO, 2.0)  # type: ignore[arg-type]
+    assert kept(replace(INFO, **change), 1.0, INFO, None)  # type: ignore[arg-type]
+
+
+def test_another_compiler_of_the_cpu_is_no_other_question() -> None:
+    assert kept(replace(PREDICTING, device="host (clang 17)"), 1.0, PREDICTING, 2.0)
+
+
+def test_the_sentence_names_both() -> None:
+    said = why_kept(Known(INFO, SHAPE, winner(2.0)), result(3.0))
+    assert said is not None
+    assert INFO.date in said and "2.00 us measured" in said and "3.00 us measured" in said
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}'])
+def test_a_broken_best_json_is_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "best.json").write_text(text)
+    with Folder(tmp_path, INFO) as folder:
+        pass
+    published = folder.finish(result(2.0), interrupted=False, choose=lambda problem: best_predicted(problem, H200))
+    assert published.kept is None and tmp_path / "best.json" in published.written
+    assert (tmp_path / "best.json").read_text() != text
