@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -15,7 +16,7 @@ from codegen.render import render
 from codegen.space import make_config, why_refused
 from codegen.variants import VARIANTS
 
-OK, USAGE = 0, 2
+OK, FAILED, USAGE = 0, 1, 2
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,19 +27,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 0, or 2 where the arguments make no sense."""
+    """Runs the command line. Exit status 0, 1 where the text cannot be written, 2 where the arguments make no sense."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.list:
-        print("\n".join(_listing()))
-        return OK
-    if options.variant is None or options.shape is None:
+    if not options.list and (options.variant is None or options.shape is None):
         parser.error("give --list, or --variant and --shape")
     try:
-        print(_cuda(options), end="")
+        print("\n".join(_listing()) if options.list else _cuda(options).rstrip("\n"))
+        sys.stdout.flush()
     except CodegenError as error:
         print(f"codegen: {error}", file=sys.stderr)
         return USAGE
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is left in the buffer cannot be written at exit either
+        if not isinstance(error, BrokenPipeError):
+            print(f"codegen: cannot write the text ({error.strerror}); write it to a place with room", file=sys.stderr)
+        return FAILED
     return OK
 
 

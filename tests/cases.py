@@ -105,8 +105,9 @@ NO_ROWS = (Shape(0, 5, 8, 4), Shape(3, 0, 8, 4), Shape(0, 0, 1, 1))
 # R1: hidden sizes that fill no power-of-two reduction; data: counting_inputs.
 REDUCED_HIDDEN = (1, 17, 48, 100)
 
-# R2: more rows than a block takes at a time, so that shared memory is written again while slow threads still read it.
-BARRIERS = Shape(1, 64, 48, 16)
+# R2: more rows than a block takes at a time, and more columns than it has threads, so that shared memory is written again while
+# slow threads still read it.
+BARRIERS = Shape(1, 64, 150, 16)
 BARRIERS_LARGE = Shape(1, 8192, 2048, 64)
 
 # V1: where the validator itself is put to the test.

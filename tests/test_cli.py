@@ -23,6 +23,7 @@ from tuner import cli
 from tuner.calls import configs
 from tuner.errors import ToolchainError
 from tuner.records import Status
+from tuner.store import default_root
 from tuner.tuning import SHORTLIST
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -361,3 +362,22 @@ def test_codegen_mistakes_are_one_sentence_and_exit_2(arguments: str, said: str,
     assert (status, output) == (2, "")
     assert errors.startswith("codegen: ") and errors.count("\n") == 1
     assert said in errors
+
+
+def test_codegen_that_cannot_write_says_so() -> None:
+    command = [sys.executable, "-m", "codegen", "--variant", "row_warp", "--shape", "4,4,8,16"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "cannot write" in done.stderr
+
+
+def test_no_variant_at_all_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = tuned("--shape 4,4,8,16 --executor host --variants ,", capsys)
+    assert status == 2 and "at least one" in said
+
+
+def test_a_store_named_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LNL_STORE", "store")
+    assert default_root() == tmp_path / "store"

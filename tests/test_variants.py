@@ -184,6 +184,37 @@ def test_s6_very_large_hidden(executor: Executor, shape: Shape, config: Config) 
     assert_right(executor, config, random_inputs(shape.rows, shape.hidden, shape.out))
 
 
+def sampled(shape: Shape, count: int) -> list[Config]:
+    """Valid configs of the shape, drawn from each variant alike."""
+    valid = valid_configs(Problem.of(shape), LIMITS)
+    rng = np.random.default_rng([shape.hidden, shape.out])
+    configs = []
+    for name in VARIANTS:
+        own = [config for config in valid if config.variant == name]
+        configs += [own[i] for i in rng.choice(len(own), min(count, len(own)), replace=False)]
+    return configs
+
+
+ODD_SHAPES = (Shape(1, 300, 6, 7), Shape(3, 7, 5, 7), Shape(1, 40, 6, 5), Shape(1, 77, 7, 3), Shape(1, 9, 31, 13),
+              Shape(2, 65, 34, 9))
+
+
+@pytest.mark.parametrize("shape", ODD_SHAPES, ids=str)
+def test_a_sample_of_the_whole_space(executor: Executor, shape: Shape) -> None:
+    inputs = random_inputs(shape.rows, shape.hidden, shape.out)
+    for config in sampled(shape, 8):
+        assert_right(executor, config, inputs)
+
+
+@pytest.mark.parametrize("reduction", VARIANTS["row_shared"].choices["reduction"])
+@pytest.mark.parametrize("tile", VARIANTS["row_shared"].choices["tile"])
+def test_every_tile_on_padded_rows(executor: Executor, tile: str, reduction: str) -> None:
+    for hidden in (5, 6, 7):
+        config = config_of("row_shared", reduction, tile=tile, lanes=4, vector=1)
+        assert why_refused(Problem(300, hidden, 7), config, LIMITS) is None
+        assert_right(executor, config, random_inputs(300, hidden, 7))
+
+
 @with_every_config([Shape(1, 14, 64, 32768), Shape(1, 5, 33, 5000)])
 def test_sums_over_many_outputs_keep_the_accuracy_class(executor: Executor, shape: Shape, config: Config) -> None:
     problem = Problem.of(shape)

@@ -2,6 +2,10 @@
 
 import sys
 
-from tuner.cli import main
+try:
+    from tuner.cli import main
 
-sys.exit(main())
+    code = main()
+except KeyboardInterrupt:  # while modules are still being imported
+    code = 130
+sys.exit(code)

@@ -111,7 +111,8 @@ class Store:
 def default_root() -> Path:
     """$LNL_STORE where that is set, else a folder in the user's cache."""
     chosen = os.environ.get("LNL_STORE")
-    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("layernorm-linear-backward")
+    # Absolute, as compilers run in folders of their own.
+    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("layernorm-linear-backward")
 
 
 def _sha256(data: bytes) -> str:

@@ -73,6 +73,8 @@ class Request:
             InputError, InputTypeError: the other values make no sense.
         """
         as_eps(self.eps)
+        if self.variants is not None and not self.variants:
+            raise InputError("no variant is left to try; name at least one, or leave the choice out")
         if self.trials is not None and self.trials < 1:
             raise InputError(f"the number of trials must be at least 1, not {self.trials}")
         if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):

@@ -153,12 +153,13 @@ __device__ __forceinline__ float* db_share(const Params& p) { return p.db; }
 __device__ __forceinline__ float* dgamma_share(const Params& p) { return p.dgamma; }
 __device__ __forceinline__ float* dbeta_share(const Params& p) { return p.dbeta; }
 
-// Emits N neighbouring values of a row of which `left` are inside it; in one access where the reduction and HIDDEN allow.
+// Emits N neighbouring values of a row of which `left` are inside it, none where that is not positive: rows are padded. In one
+// access where the reduction and HIDDEN allow; such vectors lie inside as a whole or not at all.
 template <bool FAST, int N>
 __device__ __forceinline__ void emit_vector(float* to, const float (&value)[N], int left) {
   constexpr bool one_access = false;
   if constexpr (one_access) {
-    store(to, value, FAST || is_aligned(to, 4 * N));
+    if (HIDDEN == H_PITCH || left > 0) store(to, value, FAST || is_aligned(to, 4 * N));
   } else {
 #pragma unroll
     for (int j = 0; j < N; ++j) {

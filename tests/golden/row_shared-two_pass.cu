@@ -166,12 +166,13 @@ __device__ __forceinline__ float* db_share(const Params& p) { return partial_row
 __device__ __forceinline__ float* dgamma_share(const Params& p) { return partial_row(p) + AT_DGAMMA; }
 __device__ __forceinline__ float* dbeta_share(const Params& p) { return partial_row(p) + AT_DBETA; }
 
-// Emits N neighbouring values of a row of which `left` are inside it; in one access where the reduction and HIDDEN allow.
+// Emits N neighbouring values of a row of which `left` are inside it, none where that is not positive: rows are padded. In one
+// access where the reduction and HIDDEN allow; such vectors lie inside as a whole or not at all.
 template <bool FAST, int N>
 __device__ __forceinline__ void emit_vector(float* to, const float (&value)[N], int left) {
   constexpr bool one_access = N <= 4 && HIDDEN % N == 0;
   if constexpr (one_access) {
-    store(to, value, true);
+    if (HIDDEN == H_PITCH || left > 0) store(to, value, true);
   } else {
 #pragma unroll
     for (int j = 0; j < N; ++j) {

@@ -87,7 +87,10 @@ def find_compiler() -> Compiler:
     """
     if not sys.platform.startswith("linux"):
         raise ToolchainError(f"the host executor runs on Linux only, not on {sys.platform}")
-    chosen = shlex.split(os.environ.get("CXX", ""))
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise ToolchainError(f"CXX is no command ({error}); set it to a C++17 compiler") from error
     commands = [chosen] if chosen else [[name] for name in _CANDIDATES]
     for command in commands:
         if shutil.which(command[0]) is None:
