@@ -273,10 +273,10 @@ ATOMIC, SINGLE = "row_thread:reduction=atomic", "row_thread:reduction=single_blo
 @pytest.mark.parametrize(("config", "right", "wrong"), [
     (ATOMIC, "dx[h] - mean_g -", "dx[h] -"),
     (ATOMIC, "if (row >= p.rows) return;", "if (row >= p.rows - (p.rows == 17)) return;"),
-    (SINGLE, "output[i] = value;", "output[i] += value;"),
-    (SINGLE, "output[i] = value;", "output[i] = value; if (i == HIDDEN * OUT - 1) output[i + 1] = 0.0f;"),
+    (SINGLE, "*to = value;", "*to += value;"),
+    (SINGLE, "if (want_dw) emit(", "if (want_dw && i == HIDDEN * OUT - 1) p.dw[i + 1] = 0.0f; if (want_dw) emit("),
     # Far too small for the norm of dw, and too much for one element.
-    (SINGLE, "output[i] = value;", "output[i] = (i == 100 ? 1.000005f : 1.0f) * value;"),
+    (SINGLE, "emit(dw_share(p) + i, ", "emit(dw_share(p) + i, (i == 100 ? 1.000005f : 1.0f) * "),
     # Within the bound of every element of a long sum, and too much for their norm.
     (ATOMIC, "dn * xhat", "(p.rows > 100 ? 1.000005f : 1.0f) * dn * xhat"),
 ], ids=["term left out", "row skipped", "added to", "written past the end", "one element", "all elements"])

@@ -31,9 +31,11 @@ FILES = {"best.cu", "best.h", "best.json", "trials.jsonl", "report.md"}
 
 
 def tuner_process(*arguments: str, store: Path) -> subprocess.Popen[str]:
+    """Started as from a terminal: SIGINT ends it, even where the tests run in the background and ignore the signal."""
     environment = {**os.environ, "LNL_STORE": str(store), "COLUMNS": "120"}
     return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], cwd=ROOT, env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 # --- the main job ------------------------------------------------------------------------------------------------------------
