@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _tune(options, "python -m tuner " + shlex.join(given))
     except KeyboardInterrupt:
-        print("tuner: interrupted before anything was finished", file=sys.stderr)
+        print("tuner: interrupted before the results were written", file=sys.stderr)
         return INTERRUPTED
     except (CodegenError, TunerError, OSError) as error:
         if options.debug:
