@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from codegen.config import Config
+from codegen.dtypes import DTYPES
 from codegen.errors import CodegenError, InvalidConfig
 from codegen.limits import TARGETS, target
-from codegen.problem import DTYPES, GRADIENTS, Problem, Shape
+from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.render import render
 from codegen.space import make_config, why_refused
 from codegen.variants import VARIANTS

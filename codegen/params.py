@@ -7,11 +7,7 @@ from collections.abc import Mapping
 
 from codegen.plan import Plan
 from codegen.problem import GRADIENTS
-
-INPUTS = ("dy", "x", "gamma", "beta", "w")
-SAVED = ("mean", "rstd")
-READ = INPUTS + SAVED
-"""Everything a kernel reads and never writes."""
+from codegen.tensors import INPUTS, READ, SAVED
 
 _COMMENTS = {
     "dy": "[rows, OUT]", "x": "[rows, HIDDEN]", "gamma": "[HIDDEN]; null: all ones", "beta": "[HIDDEN]; null: all zeros",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from codegen.errors import InvalidProblem, UnsupportedDtype
+from codegen.dtypes import OWN_CLASS, check_accuracy, check_dtypes
+from codegen.errors import InvalidProblem
+from codegen.tensors import OUTPUTS
 
-GRADIENTS = ("dx", "dgamma", "dbeta", "dw", "db")
+GRADIENTS = OUTPUTS
 """The five outputs, in the order in which every signature, record and report lists them."""
 
 ALL_GRADIENTS = frozenset(GRADIENTS)
-DTYPES = ("float32",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,16 @@ class Problem:
             rendered source does not depend on this number, only the choice of config does.
         hidden: H, the row length of x.
         out: O, the row length of dy.
-        dtype: data type of all tensors.
+        dtype: data type of x, dy and dx (codegen/dtypes.py).
         wants: the gradients to compute, a subset of GRADIENTS.
         deterministic: only kernels whose results are bitwise reproducible, on any GPU of the target's architecture.
+        param_dtype: data type of gamma, beta, w and their gradients: `dtype` or float32; empty stands for `dtype`.
+        accuracy: the class every kernel must meet (dtypes.CLASS_ERRORS); empty stands for that of `dtype`.
 
     Raises:
-        InvalidProblem: a size is out of range, or `wants` is empty or names something else.
-        UnsupportedDtype: `dtype` is not in DTYPES.
+        InvalidProblem: a size is out of range, `wants` is empty or names something else, or results of this data type cannot
+            meet the accuracy class.
+        UnsupportedDtype: the data types are not supported, or not together.
     """
 
     rows: int
@@ -83,22 +87,26 @@ class Problem:
     dtype: str = "float32"
     wants: frozenset[str] = field(default=ALL_GRADIENTS)
     deterministic: bool = False
+    param_dtype: str = ""
+    accuracy: str = ""
 
     def __post_init__(self) -> None:
         if self.rows < 0:
             raise InvalidProblem(f"the number of rows cannot be negative, as {self.rows} is")
         if self.hidden < 1 or self.out < 1:
             raise InvalidProblem(f"hidden and out must be at least 1, not {self.hidden} and {self.out}")
-        if self.dtype not in DTYPES:
-            raise UnsupportedDtype(f"dtype {self.dtype!r} is not supported; use {' or '.join(DTYPES)}")
+        object.__setattr__(self, "param_dtype", self.param_dtype or self.dtype)
+        check_dtypes(self.dtype, self.param_dtype)
+        object.__setattr__(self, "accuracy", self.accuracy or OWN_CLASS[self.dtype])
+        check_accuracy(self.accuracy, self.dtype)
         check_wants(self.wants)
 
     @classmethod
     def of(cls, shape: Shape, *, dtype: str = "float32", wants: Iterable[str] | None = None,
-           deterministic: bool = False) -> Problem:
+           deterministic: bool = False, param_dtype: str = "", accuracy: str = "") -> Problem:
         """The problem of a shape; `wants` None asks for all five gradients."""
         chosen = ALL_GRADIENTS if wants is None else frozenset(wants)
-        return cls(shape.rows, shape.hidden, shape.out, dtype, chosen, deterministic)
+        return cls(shape.rows, shape.hidden, shape.out, dtype, chosen, deterministic, param_dtype, accuracy)
 
     @property
     def wants_key(self) -> str:

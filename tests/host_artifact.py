@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from codegen.params import INPUTS
 from codegen.problem import GRADIENTS
+from codegen.tensors import INPUTS
 from tuner.executors.host_runtime import Layout, Memory, Runtime
 from tuner.executors.host_toolchain import RuntimeFiles, build_runtime, find_compiler
 from tuner.inputs import Gradients, Inputs, gradient_shapes

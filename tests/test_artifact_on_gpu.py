@@ -15,9 +15,9 @@ import pytest
 
 from codegen.artifact import ArtifactText, artifact
 from codegen.limits import target
-from codegen.params import INPUTS
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.render import render
+from codegen.tensors import INPUTS
 from tests.artifact_cases import INFO
 from tuner.artifact import serve_all_rows
 from tuner.compare import bound_fault

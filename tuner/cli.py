@@ -13,9 +13,10 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from codegen.dtypes import DTYPES
 from codegen.errors import CodegenError
 from codegen.limits import TARGETS
-from codegen.problem import ALL_GRADIENTS, DTYPES, GRADIENTS, Shape
+from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
 from tuner.arguments import parse_names
 from tuner.choose import EXECUTORS, open_executor

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.params import READ
+from codegen.tensors import READ
 from tuner.errors import LaunchError
 from tuner.executors.cuda_context import Gpu
 from tuner.inputs import Array32, Inputs

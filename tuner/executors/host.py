@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 
 from codegen.limits import Limits
-from codegen.params import READ, pack
+from codegen.params import pack
 from codegen.plan import Fill, Launch
 from codegen.problem import GRADIENTS
 from codegen.render import Source
+from codegen.tensors import READ
 from tuner.errors import LaunchError
 from tuner.executors import Resources, Run
 from tuner.executors.host_runtime import Kernels, Layout, Memory, Runtime
