@@ -22,7 +22,7 @@ OWN_CLASS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def check_dtypes(dtype: str, param_dtype: str) -> None:
-    """Raises UnsupportedDtype unless x, dy and dx can have `dtype` where gamma, beta, w and their gradients have `param_dtype`."""
+    """Raises UnsupportedDtype unless x, dy and dx may have `dtype` beside parameters of `param_dtype`."""
     for name in (dtype, param_dtype):
         if name not in ITEMSIZE:
             raise UnsupportedDtype(f"dtype {name!r} is not supported; use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
