@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from codegen.config import Config
-from codegen.dtypes import DTYPES
+from codegen.dtypes import ACCURACIES, DTYPES
 from codegen.errors import CodegenError, InvalidConfig
 from codegen.limits import TARGETS, target
 from codegen.problem import GRADIENTS, Problem, Shape
@@ -55,7 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="NAME=VALUE",
                         help="parameters; the others have their defaults")
     parser.add_argument("--wants", metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
-    parser.add_argument("--dtype", default="float32", help=f"data type of all tensors: {', '.join(DTYPES)}")
+    parser.add_argument("--dtype", default="float32", help=f"data type of x, dy and dx: {', '.join(DTYPES)}")
+    parser.add_argument("--param-dtype", default="", metavar="DTYPE",
+                        help="data type of gamma, beta, w and their gradients: that of x, or float32 (default that of x)")
+    parser.add_argument("--accuracy", default="", metavar="CLASS",
+                        help=f"what the results must keep: {', '.join(ACCURACIES)} (default that of the data type)")
     parser.add_argument("--target", default="sm_90", metavar="ARCH",
                         help=f"the GPU whose limits the config must keep: {', '.join(TARGETS)} (default sm_90)")
     return parser
@@ -73,7 +77,8 @@ def _listing() -> list[str]:
 
 def _cuda(options: argparse.Namespace) -> str:
     wants = None if options.wants is None else options.wants.split(",")
-    problem = Problem.of(Shape.parse(options.shape), dtype=options.dtype, wants=wants)
+    problem = Problem.of(Shape.parse(options.shape), dtype=options.dtype, wants=wants, param_dtype=options.param_dtype,
+                         accuracy=options.accuracy)
     config = _config(options.variant, options.set)
     if reason := why_refused(problem, config, target(options.target)):
         raise InvalidConfig(f"{config} cannot run {options.shape}: {reason}")

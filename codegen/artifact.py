@@ -6,13 +6,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 from typing import Any
 
+from codegen.dtypes import CLASS_ERRORS, ITEMSIZE, OPERAND_ROUNDOFF, dtype_words
 from codegen.errors import InvalidConfig
 from codegen.expr import ROWS, Expr, const
 from codegen.plan import Fill, Plan
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.render import Source, render_template
+from codegen.tensors import BY_NAME, INPUTS, Extent
 
 MAX_GRID = 2**31 - 1
 """Blocks of a grid in x: "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide."""
@@ -25,6 +29,10 @@ MAX_SMS = 1024
 
 SCHEMA = 1
 """Version of the JSON that `<name>_info()` returns."""
+
+_INPUT_MEANINGS = {
+    "dy": "gradient of y", "x": "input of the LayerNorm", "gamma": "its scale; NULL: all ones",
+    "beta": "its shift; NULL: all zeros", "w": "weight of the Linear"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +154,11 @@ def artifact(kernels: Sequence[ArtifactKernel], info: ArtifactInfo) -> ArtifactT
     max_rows = most_rows(ranges[-1].plan)
     outputs = _output_sizes(problem)
     context = {
-        "problem": problem, "info": info, "ranges": ranges, "outputs": outputs, "shapes": _output_shapes(problem),
+        "problem": problem, "info": info, "ranges": ranges, "outputs": outputs, "tensors": _described_tensors(problem),
+        "dtype_words": dtype_words(problem.dtype, problem.param_dtype), "itemsize": ITEMSIZE,
+        "class_error": CLASS_ERRORS[problem.accuracy], "operand_roundoff": OPERAND_ROUNDOFF[problem.accuracy],
         "max_rows": max_rows, "max_rows_limited_by_grid": max_rows < MAX_ROWS,
-        "banner": _banner(ranges, info), "info_json": _info_json(problem, ranges, info, max_rows),
+        "banner": _banner(problem, ranges, info), "info_json": _info_json(problem, ranges, info, max_rows),
         "uses_sms": any(size.uses("sms") for item in ranges for size in _sizes(item.plan)),
         "uses_fills": any(isinstance(step, Fill) for item in ranges for step in item.plan.steps),
         "uses_workspace": any(item.plan.workspace for item in ranges),
@@ -177,8 +187,8 @@ def _problem(kernels: Sequence[ArtifactKernel]) -> Problem:
     first = kernels[0].source.problem
     for kernel in kernels:
         other = kernel.source.problem
-        if (other.hidden, other.out, other.dtype, other.wants) != (first.hidden, first.out, first.dtype, first.wants):
-            raise InvalidConfig("the configs of one artifact must be rendered for the same sizes, data type and gradients")
+        if _interface(other) != _interface(first):
+            raise InvalidConfig("the configs of one artifact must have the same sizes, data types, accuracy class and gradients")
     return first
 
 
@@ -197,17 +207,28 @@ def _ranges(kernels: Sequence[ArtifactKernel]) -> list[_Range]:
     return ranges
 
 
+def _interface(problem: Problem) -> tuple[object, ...]:
+    """What all configs of an artifact have in common."""
+    return (problem.hidden, problem.out, problem.dtype, problem.param_dtype, problem.accuracy, problem.wants)
+
+
+def _extents(problem: Problem) -> dict[Extent, Expr]:
+    return {"rows": ROWS, "hidden": const(problem.hidden), "out": const(problem.out)}
+
+
 def _output_sizes(problem: Problem) -> dict[str, Expr]:
-    sizes = {
-        "dx": ROWS * problem.hidden, "dgamma": const(problem.hidden), "dbeta": const(problem.hidden),
-        "dw": const(problem.out * problem.hidden), "db": const(problem.out)}
-    return {name: sizes[name] for name in GRADIENTS}
+    """Elements of each gradient."""
+    extents = _extents(problem)
+    return {name: reduce(mul, (extents[extent] for extent in BY_NAME[name].extents)) for name in GRADIENTS}
 
 
-def _output_shapes(problem: Problem) -> dict[str, str]:
-    hidden, out = problem.hidden, problem.out
-    shapes = {"dx": f"rows, {hidden}", "dgamma": f"{hidden}", "dbeta": f"{hidden}", "dw": f"{out}, {hidden}", "db": f"{out}"}
-    return {name: shapes[name] for name in GRADIENTS}
+def _described_tensors(problem: Problem) -> list[dict[str, str]]:
+    """Name, data type, shape and meaning of each tensor of a call, in words."""
+    extents = {"rows": "rows", "hidden": str(problem.hidden), "out": str(problem.out)}
+    wanted = {True: "overwritten; NULL: not wanted, and not computed", False: "not computed by this file: NULL"}
+    return [{"name": name, "dtype": BY_NAME[name].dtype(problem.dtype, problem.param_dtype),
+             "shape": ", ".join(extents[extent] for extent in BY_NAME[name].extents),
+             "meaning": _INPUT_MEANINGS.get(name) or wanted[name in problem.wants]} for name in INPUTS + GRADIENTS]
 
 
 def _sizes(plan: Plan) -> list[Expr]:
@@ -230,11 +251,13 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _banner(ranges: Sequence[_Range], info: ArtifactInfo) -> list[tuple[str, str]]:
+def _banner(problem: Problem, ranges: Sequence[_Range], info: ArtifactInfo) -> list[tuple[str, str]]:
     """Labels and texts; an empty label continues the one before."""
     tuned = _tuned(ranges, info)
     how = "measured: replayed from a graph, warm" if info.measured else "predicted by a cost model, not measured"
-    lines = [("Shape", f"B,S,H,O = {info.shape}, tuned for {info.shape.rows} rows"), ("Config", str(tuned.source.config))]
+    lines = [("Shape", f"B,S,H,O = {info.shape}, tuned for {info.shape.rows} rows"),
+             ("Types", f"{dtype_words(problem.dtype, problem.param_dtype)}; accuracy class {problem.accuracy}"),
+             ("Config", str(tuned.source.config))]
     if len(ranges) > 1:
         lines.append(("", f"for {tuned.rows}"))
     for item in ranges:
@@ -263,6 +286,8 @@ def _info_json(problem: Problem, ranges: Sequence[_Range], info: ArtifactInfo, m
         "generator": info.generator,
         "shape": [shape.batch, shape.seq, shape.hidden, shape.out],
         "dtype": problem.dtype,
+        "param_dtype": problem.param_dtype,
+        "accuracy": problem.accuracy,
         "wants": [name for name in GRADIENTS if name in problem.wants],
         "config": str(_tuned(ranges, info).source.config),
         "configs": [{"last_rows": item.last_rows, "config": str(item.source.config)} for item in ranges],

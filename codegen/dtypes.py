@@ -12,13 +12,27 @@ DTYPES = tuple(ITEMSIZE)
 CXX_TYPES = {"float32": "float", "bfloat16": "bfloat16_t", "float16": "float16_t"}
 """The C++ type of one element in a rendered source; the two 16-bit ones are declared in templates/_types.cu.j2."""
 
+ELEMENT_BYTES = {**ITEMSIZE, "uint8": 1, "int32": 4}
+"""Bytes of one element of scratch memory, which may hold more types than tensors do."""
+
+ELEMENT_TYPES = {**CXX_TYPES, "uint8": "unsigned char", "int32": "int"}
+"""The C++ type of one element of scratch memory."""
+
 CLASS_ERRORS = {"fp32": 2e-6, "tf32": 1e-3, "fp16": 1.5e-3, "bf16": 8e-3}
 """Accuracy classes, finest first: the largest relative Frobenius error of each gradient on well-conditioned random data."""
 
 ACCURACIES = tuple(CLASS_ERRORS)
 
+OPERAND_ROUNDOFF = {"fp32": 0.0, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""What an accuracy class allows the operands of a product to lose, relative: half the distance of its numbers just above 1."""
+
 OWN_CLASS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """The class of a data type: the finest that results rounded to it can meet."""
+
+
+def dtype_words(dtype: str, param_dtype: str) -> str:
+    """Both data types in words: "float32", or "bfloat16 with float32 parameters"."""
+    return dtype if param_dtype == dtype else f"{dtype} with {param_dtype} parameters"
 
 
 def check_dtypes(dtype: str, param_dtype: str) -> None:

@@ -68,3 +68,14 @@ def target(name: str) -> Limits:
     if found is None:
         raise InvalidConfig(f"target {name!r} is not known; choose from {', '.join(TARGETS)}")
     return found
+
+
+_MATRIX_RATES = {"sm_80": 1024.0, "sm_90": 1290.0, "sm_100": 1024.0, "sm_120": 256.0}
+"""Multiply-adds of 16-bit operands, summed in float32, that mma.sync reaches on one SM in one cycle. sm_80, sm_120: the data
+sheets' dense rates. sm_90: 0.63 of the data sheet's 2048, which only wgmma reaches; Luo et al., "Benchmarking and Dissecting the
+Nvidia Hopper GPU Architecture via Microbenchmarking", 2024. sm_100: that of sm_80, an assumption. tf32 runs at half of it."""
+
+
+def matrix_rate(arch: str) -> float:
+    """Multiply-adds of 16-bit operands by mma.sync, one SM, one cycle; of an architecture not listed, that of sm_80."""
+    return _MATRIX_RATES.get(arch.removesuffix("a"), _MATRIX_RATES["sm_80"])

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.dtypes import ELEMENT_BYTES
 from codegen.expr import ONE, Expr
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Scratch memory of one call: `size` float32 elements, reached in the kernels as the Params field `name`.
+    """Scratch memory of one call, reached in the kernels as the Params field `name`.
 
     Its contents are undefined when a call begins, and nothing is kept from one call to the next.
+
+    Attributes:
+        name: also the name of its pointer in Params.
+        size: its elements.
+        dtype: their data type, one of dtypes.ELEMENT_BYTES.
     """
 
     name: str
     size: Expr
+    dtype: str = "float32"
+
+    def bytes(self, rows: int, sms: int) -> int:
+        """Its size in bytes."""
+        return self.size.evaluate(rows, sms) * ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +73,4 @@ class Plan:
 
     def workspace_bytes(self, rows: int, sms: int) -> int:
         """Scratch memory of a call in bytes, each buffer starting at a multiple of 256."""
-        return sum(-(-buffer.size.evaluate(rows, sms) * 4 // 256) * 256 for buffer in self.workspace)
+        return sum(-(-buffer.bytes(rows, sms) // 256) * 256 for buffer in self.workspace)

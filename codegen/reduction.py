@@ -8,9 +8,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from codegen.expr import ROWS, Expr, ceil_div, const, minimum
 from codegen.plan import Buffer, Fill, Launch, Plan, Step
 from codegen.problem import Problem
+from codegen.tensors import BY_NAME, itemsize
 from codegen.variant import Params, number, power_of_two, round_up
 
 SPLITS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
@@ -20,13 +23,26 @@ measured at 4.6e-6, and the error of random data grows with the square root of t
 OUT_CHAIN = 1024
 """Products over OUT in one float32 chain, for the same reason; a multiple of 32, the values of dy a warp passes round."""
 MAX_CHAIN = 4096
-"""Longest float32 chain of rows in kernels that sum in one level: about 1.2e-6 of the 2e-6 that float32 allows."""
+"""Longest float32 chain in kernels that sum in one level, in class fp32: about 1.2e-6 of the 2e-6 that the class allows."""
+MAX_COARSE_CHAIN = 1 << 20
+"""The same in the coarser classes: about 2e-5 of 1e-3 and more. Beyond 2^24 terms of one sign a sum would stop growing."""
 MAX_SINGLE_BLOCK_ROWS = 4096
 
 
-def workspace_limit(rows: int) -> int:
-    """Scratch memory a config may use, bytes: 64 MiB and 16 bytes a row."""
-    return (64 << 20) + 16 * rows
+def workspace_limit(problem: Problem) -> int:
+    """Scratch memory a config may use, bytes: 64 MiB, 16 bytes a row, and three times the bytes of x, dy and w.
+
+    64 MiB hold partial sums, 16 bytes a row its statistics and scales. Kernels for tensor cores may split x, dy and w into
+    planes of 16-bit parts before they multiply: up to three parts of each value, of two bytes each, beside float32 dn.
+    """
+    read = sum(prod(BY_NAME[name].shape(problem.rows, problem.hidden, problem.out))
+               * itemsize(name, problem.dtype, problem.param_dtype) for name in ("x", "dy", "w"))
+    return (64 << 20) + 16 * problem.rows + 3 * read
+
+
+def max_chain(problem: Problem) -> int:
+    """Longest float32 chain in kernels that sum in one level."""
+    return MAX_CHAIN if problem.accuracy == "fp32" else MAX_COARSE_CHAIN
 
 
 def wants_parameter_gradients(problem: Problem) -> bool:
@@ -64,6 +80,8 @@ def mismatched(problem: Problem, params: Params) -> str | None:
     reduction, splits = params["reduction"], number(params, "splits")
     if problem.deterministic and reduction == "atomic":
         return "atomic additions come in another order in every run; a deterministic kernel cannot use them"
+    if problem.param_dtype != "float32" and reduction == "atomic":
+        return f"atomic additions to {problem.param_dtype} would round every share; take another reduction"
     if not wants_parameter_gradients(problem) and reduction in ("atomic", "column_blocks"):
         return f"reduction={reduction} has nothing to reduce where dx alone is wanted; take two_pass or single_block"
     if reduction in ("atomic", "two_pass") and splits == 1:
@@ -75,7 +93,7 @@ def mismatched(problem: Problem, params: Params) -> str | None:
 
 def too_much_workspace(problem: Problem, plan: Plan) -> str | None:
     """Why the plan needs more scratch memory than is allowed at the problem's row count."""
-    limit = workspace_limit(problem.rows)
+    limit = workspace_limit(problem)
     needed = plan.workspace_bytes(problem.rows, 1)
     if needed > limit:
         return f"needs {needed} bytes of workspace where {limit} are allowed"
@@ -95,11 +113,11 @@ def wasted(problem: Problem, params: Params, block_rows: int) -> str | None:
 
 
 def long_chain(problem: Problem, chains: int) -> str | None:
-    """Why float32 sums over the problem's rows, cut into so many chains, would lose the accuracy of float32."""
+    """Why float32 sums over the problem's rows, cut into so many chains, would miss the accuracy class."""
     length = -(-problem.rows // chains)
-    if length <= MAX_CHAIN or not wants_parameter_gradients(problem):
+    if length <= max_chain(problem) or not wants_parameter_gradients(problem):
         return None
-    return f"sums {length} rows in one float32 chain, which loses the accuracy of float32"
+    return f"sums {length} rows in one float32 chain, which loses the accuracy of class {problem.accuracy}"
 
 
 def with_reduction(problem: Problem, params: Params, kernel: Launch, workspace: tuple[Buffer, ...], splits: Expr) -> Plan:
@@ -120,9 +138,15 @@ def with_reduction(problem: Problem, params: Params, kernel: Launch, workspace: 
     return Plan(steps, workspace, splits)
 
 
-def row_kernel_plan(problem: Problem, params: Params, name: str, threads: int, block_rows: int, shared: int) -> Plan:
+def waiting_rows(problem: Problem) -> tuple[Buffer, ...]:
+    """Where dn*gamma waits between two passes over a row (_waiting.cu.j2): in dx itself if that is float32, else in scratch."""
+    return () if problem.dtype == "float32" else (Buffer("row_g", ROWS * problem.hidden),)
+
+
+def row_kernel_plan(problem: Problem, params: Params, name: str, threads: int, block_rows: int, shared: int,
+                    waiting: tuple[Buffer, ...]) -> Plan:
     """The plan of kernels that work by rows and then by columns (_columns.cu.j2), in one launch or in two."""
-    workspace = tuple(Buffer(statistic, ROWS) for statistic in ("row_mean", "row_rest", "row_rstd"))
+    workspace = (*(Buffer(statistic, ROWS) for statistic in ("row_mean", "row_rest", "row_rstd")), *waiting)
     blocks = ceil_div(ROWS, block_rows)
     if params["reduction"] == "column_blocks":
         owned = columns(problem, threads)["COLUMN_THREADS"]

@@ -10,8 +10,9 @@ from typing import Any
 import jinja2
 
 from codegen.config import Config
+from codegen.dtypes import CXX_TYPES, dtype_words
 from codegen.glossary import MEANINGS
-from codegen.params import declaration
+from codegen.params import declaration, short_types
 from codegen.plan import Plan
 from codegen.problem import GRADIENTS, Problem
 from codegen.reduction import sections
@@ -61,7 +62,8 @@ def render(problem: Problem, config: Config) -> Source:
     named = constants(problem, variant, params)
     text = render_template(
         variant.template, variant=variant, problem=problem, config=config, gradients=GRADIENTS, constants=named,
-        meanings=MEANINGS, sections=sections(problem),
+        meanings=MEANINGS, sections=sections(problem), cxx_types=CXX_TYPES,
+        dtype_words=dtype_words(problem.dtype, problem.param_dtype), short_types=short_types(problem, plan),
         params_declaration=declaration(plan), reduction=params["reduction"], identity=named.get("IDENTITY", 0),
     )
     return Source(problem, config, text, plan)

@@ -9,7 +9,7 @@ from codegen.expr import ROWS, ceil_div, const, minimum
 from codegen.limits import Limits
 from codegen.plan import Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import Params, Variant, number, round_up
+from codegen.variant import Clash, Params, Variant, number, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
     return reduction.with_reduction(problem, params, launch, (), splits)
 
 
-def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if reason := reduction.mismatched(problem, params):
-        return reason
+def _does_not_fit(problem: Problem, params: Params, limits: Limits) -> str | None:
     sizes = _Sizes.of(problem, params)
     threads, lanes, vector = (number(params, name) for name in ("threads", "lanes", "vector"))
     if sizes.shared_bytes > limits.shared_per_block:
@@ -70,12 +68,20 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
         return f"lanes={lanes} and vector={vector} leave half of the lanes without a column of {problem.hidden}"
     if sizes.thread_tiles > 1 and sizes.tile_o * sizes.tile_h < 16:
         return f"tile={params['tile']} takes more shared-memory reads than products; use larger tiles"
+    return None
+
+
+def _mismatched(problem: Problem, params: Params, limits: Limits) -> str | None:
+    return reduction.mismatched(problem, params)
+
+
+def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     return reduction.too_much_workspace(problem, _plan(problem, params))
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
-    if problem.out > reduction.MAX_CHAIN:
-        return f"sums {problem.out} products in one float32 chain, which loses the accuracy of float32"
+    if problem.out > reduction.max_chain(problem):
+        return f"sums {problem.out} products in one float32 chain, which loses the accuracy of class {problem.accuracy}"
     return reduction.long_chain(problem, number(params, "splits"))
 
 
@@ -100,4 +106,6 @@ VARIANT = Variant(
     defaults={"threads": 256, "lanes": 8, "rows": 1, "vector": 1, "tile": "4x4", "grads": "direct", "splits": 64,
               "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
+    clashes=(Clash(("threads", "lanes", "rows", "vector", "tile", "grads"), _does_not_fit),
+             Clash(("splits", "reduction"), _mismatched)),
 )

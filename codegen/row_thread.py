@@ -14,18 +14,18 @@ ROW_CHAIN = 256
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
-    threads = number(params, "threads")
+    threads, waiting = number(params, "threads"), reduction.waiting_rows(problem)
     if params["reduction"] == "atomic":
         blocks = ceil_div(ROWS, threads)
-        return reduction.with_reduction(problem, params, Launch("row_thread", blocks, threads), (), blocks)
-    return reduction.row_kernel_plan(problem, params, "row_thread", threads, threads, 8 * threads)
+        return reduction.with_reduction(problem, params, Launch("row_thread", blocks, threads), waiting, blocks)
+    return reduction.row_kernel_plan(problem, params, "row_thread", threads, threads, 8 * threads, waiting)
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     if params["reduction"] == "atomic":  # a thread for every row, whatever their number
         if number(params, "splits") != 1:
             return "the atomic kernel has one thread for every row; it takes splits=1"
-        return reduction.mismatched(problem, {**params, "splits": 2})
+        params = {**params, "splits": 2}
     return reduction.mismatched(problem, params) or reduction.too_much_workspace(problem, _plan(problem, params))
 
 

@@ -19,9 +19,11 @@ def _chunks(problem: Problem, params: Params) -> tuple[int, int]:
 
 def _plan(problem: Problem, params: Params) -> Plan:
     warps, rows = number(params, "warps"), number(params, "rows")
-    held, _ = _chunks(problem, params)
+    held, chunks = _chunks(problem, params)
+    waiting = reduction.waiting_rows(problem) if chunks > 1 else ()
     direct = 4 * warps * 32 * held * number(params, "vector") if params["grads"] == "direct" else 0
-    return reduction.row_kernel_plan(problem, params, "row_warp", 32 * warps, warps * rows, max(8 * 32 * warps, direct))
+    shared = max(8 * 32 * warps, direct)
+    return reduction.row_kernel_plan(problem, params, "row_warp", 32 * warps, warps * rows, shared, waiting)
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:

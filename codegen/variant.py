@@ -14,6 +14,19 @@ Params = Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
+class Clash:
+    """A rule that looks at some of the parameters only, so that one answer settles every combination of the others.
+
+    Attributes:
+        names: the parameters it looks at; it is given no others.
+        refuses: as Variant.refuses, of those parameters.
+    """
+
+    names: tuple[str, ...]
+    refuses: Callable[[Problem, Params, Limits], str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One family of kernels. Every variant has the parameter `reduction` (see codegen/reduction.py).
 
@@ -27,6 +40,9 @@ class Variant:
         wasteful: why these values, though right, are not worth trying at the problem's row count; None: they are.
         constants: the named integers of the rendered source, each explained in codegen/glossary.py.
         plan: the steps and scratch buffers.
+        clashes: rules of the same meaning as `refuses`, which need not repeat them: parameters are chosen in the order of
+            `choices`, and each rule is asked as soon as those it looks at are. A variant of more than some 10,000 combinations
+            should have them, about parameters that stand first in `choices`; `refuses` is asked of what they leave.
     """
 
     name: str
@@ -38,6 +54,7 @@ class Variant:
     wasteful: Callable[[Problem, Params], str | None]
     constants: Callable[[Problem, Params], dict[str, int]]
     plan: Callable[[Problem, Params], Plan]
+    clashes: tuple[Clash, ...] = ()
 
     @property
     def template(self) -> str:

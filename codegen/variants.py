@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen import reduction, row_shared, row_thread, row_warp
+from codegen import gemm_mma, reduction, row_shared, row_thread, row_warp, tile_mma, weight_stream
 from codegen.problem import Problem
 from codegen.variant import Params, Variant, number
 
 VARIANTS: Mapping[str, Variant] = {
-    variant.name: variant for variant in (row_thread.VARIANT, row_warp.VARIANT, row_shared.VARIANT)
+    variant.name: variant for variant in (
+        row_thread.VARIANT, row_warp.VARIANT, row_shared.VARIANT, weight_stream.VARIANT, tile_mma.VARIANT,
+        gemm_mma.VARIANT)
 }
 
 
 def constants(problem: Problem, variant: Variant, params: Params) -> dict[str, int]:
     """Every named integer of a rendered source: the variant's own, then those of the second pass."""
     named = variant.constants(problem, params)
-    if params["reduction"] == "two_pass":
+    if params["reduction"] == "two_pass" and "splits" in params:
         named |= reduction.second_pass(problem, number(params, "splits"))
     return named

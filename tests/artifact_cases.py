@@ -10,8 +10,8 @@ from codegen.limits import target
 from codegen.plan import Launch
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.render import Source, render
-from codegen.space import make_config, parse_config, valid_configs, why_refused
-from codegen.variants import VARIANTS
+from codegen.space import parse_config
+from tests.configs import every_reduction
 
 LIMITS = target("sm_80")
 SHAPE = Shape(3, 5, 24, 7)
@@ -24,16 +24,17 @@ THREE = ((SINGLE_BLOCK, 40), ("row_thread:reduction=atomic,threads=32", 300), ("
 """Configs of one, two and two steps, with a fill and without, and the last row count of each."""
 
 
-def config_with(variant: str, reduction: str) -> str:
-    """A config of the variant with that reduction that is valid for PROBLEM: the defaults where they go with it."""
-    config = make_config(variant, {"reduction": reduction})
-    if why_refused(PROBLEM, config, LIMITS) is not None:
-        config = next(other for other in valid_configs(PROBLEM, LIMITS, [variant]) if other["reduction"] == reduction)
-    return str(config)
+def typed(dtype: str, param_dtype: str) -> Problem:
+    """PROBLEM in other data types."""
+    return Problem.of(SHAPE, dtype=dtype, param_dtype=param_dtype)
 
 
-EVERY_REDUCTION = [config_with(name, str(reduction)) for name, variant in VARIANTS.items()
-                   for reduction in variant.choices["reduction"]]
+def suited(problem: Problem) -> tuple[tuple[str, int | None], ...]:
+    """THREE without those that its data types rule out: atomic additions to 16 bits."""
+    return tuple(entry for entry in THREE if "atomic" not in entry[0] or problem.param_dtype == "float32")
+
+
+EVERY_REDUCTION = [str(config) for config in every_reduction(PROBLEM, LIMITS)]
 
 
 def source(config: str, problem: Problem = PROBLEM) -> Source:

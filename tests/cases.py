@@ -64,6 +64,10 @@ LITERALS = (
         rtol=0.0, exact=frozenset(("dx", "dgamma", "dbeta", "dw", "db"))),
 )
 
+# N9: of data and parameters; every pair there is.
+DATA_TYPES = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16"),
+              ("float16", "float32"))
+
 # S1: unequal, odd extents; equal or even ones hide swapped indices.
 RAGGED_HIDDEN = (1, 2, 3, 5, 31, 33, 63, 65, 127, 129, 229, 541, 1000, 1600, 2001, 8117)
 RAGGED_OUT = (1, 3, 7, 16, 33, 257)

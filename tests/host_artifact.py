@@ -10,9 +10,10 @@ from pathlib import Path
 
 from codegen.problem import GRADIENTS
 from codegen.tensors import INPUTS
+from tuner.executors.arrays import output_specs
 from tuner.executors.host_runtime import Layout, Memory, Runtime
 from tuner.executors.host_toolchain import RuntimeFiles, build_runtime, find_compiler
-from tuner.inputs import Gradients, Inputs, gradient_shapes
+from tuner.inputs import Gradients, Inputs
 from tuner.store import BuildKey, Store
 
 CUDART = Path(__file__).parent / "host_cudart" / "cuda_runtime.h"
@@ -52,7 +53,7 @@ class HostArtifact:
     def __init__(self, cu: str, store: Store, folder: Path) -> None:
         built, runtime = build(cu, store, "libbest.so", ("-fPIC", "-shared"))
         self._runtime = Runtime(runtime.library)
-        self.library = ctypes.CDLL(shutil.copy(built, folder))
+        self.library = ctypes.CDLL(str(shutil.copy(built, folder)))
         self._backward = self.library.lnl_backward
         self._backward.argtypes = [ctypes.c_void_p] * 11 + [ctypes.c_int64, ctypes.c_float, ctypes.c_void_p]
         self._workspace_bytes = self.library.lnl_backward_workspace_bytes
@@ -79,9 +80,8 @@ class HostArtifact:
             for name in INPUTS:
                 if (array := getattr(inputs, name)) is not None:
                     memory.add_input(name, array)
-            for name, shape in gradient_shapes(inputs.rows, inputs.hidden, inputs.out).items():
-                if name in wants:
-                    memory.add_output(name, shape)
+            for name, spec in output_specs(inputs, wants).items():
+                memory.add_output(name, spec.shape, spec.dtype)
             memory.add_output("workspace", (self.workspace_bytes(inputs.rows) // 4,))
             code = self.call(memory.addresses, inputs.rows, inputs.eps)
             self.library.host_cudart_memory(None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.executors.arrays import output_specs
 from tuner.inputs import AnyFloats, Array32, Gradients, Inputs
 
 BLOCK = 4096
@@ -85,7 +86,7 @@ def one_chain_sum(a: Array32) -> Array32:
 
 @dataclass(frozen=True)
 class Kernel:
-    """float32 all through, in the order of the definition.
+    """float32 all through, in the order of the definition: 16-bit inputs are widened first, results rounded at the end.
 
     Attributes:
         statistics: mean and rstd of rows.
@@ -106,12 +107,12 @@ class Kernel:
 
     def __call__(self, inputs: Inputs, wants: frozenset[str]) -> Gradients:
         ones, zeros = np.ones(inputs.hidden, np.float32), np.zeros(inputs.hidden, np.float32)
-        gamma = inputs.gamma if inputs.gamma is not None and self.uses_gamma else ones
-        beta = inputs.beta if inputs.beta is not None and self.uses_beta else zeros
-        mean, rstd = self.statistics(inputs.x, np.float32(inputs.eps))
-        xhat = (inputs.x - mean) * rstd
-        dy = inputs.dy
-        dn = self.product(dy, inputs.w)
+        gamma = widened(inputs.gamma) if inputs.gamma is not None and self.uses_gamma else ones
+        beta = widened(inputs.beta) if inputs.beta is not None and self.uses_beta else zeros
+        dy, x, w = widened(inputs.dy), widened(inputs.x), widened(inputs.w)
+        mean, rstd = self.statistics(x, np.float32(inputs.eps))
+        xhat = (x - mean) * rstd
+        dn = self.product(dy, w)
         results: dict[str, Array32] = {}
         if "dx" in wants:
             g = dn * gamma
@@ -126,12 +127,17 @@ class Kernel:
             results["dbeta"] = self.row_sum(dn)
         if "dw" in wants:
             n = xhat * gamma + beta
-            results["dw"] = np.zeros(inputs.w.shape, np.float32)
+            results["dw"] = np.zeros(w.shape, np.float32)
             for i in range(0, len(dy), BLOCK):
                 results["dw"] += self.product(dy[i:i + BLOCK].T, n[i:i + BLOCK])
         if "db" in wants:
             results["db"] = self.row_sum(dy)
-        return Gradients(**results)
+        specs = output_specs(inputs, wants)
+        return Gradients(**{name: array.astype(specs[name].dtype, copy=False) for name, array in results.items()})
+
+
+def widened(array: AnyFloats) -> Array32:
+    return array.astype(np.float32, copy=False)
 
 
 PLAIN = Kernel()
@@ -198,7 +204,7 @@ def _transposed(array: AnyFloats) -> None:
 
 def _scaled(factor: float) -> Callable[[AnyFloats], None]:
     def change(array: AnyFloats) -> None:
-        array *= np.float32(factor)
+        array[...] = (widened(array) * np.float32(factor)).astype(array.dtype)
     return change
 
 

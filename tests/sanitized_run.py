@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.problem import ALL_GRADIENTS, Problem, Shape
 from codegen.render import render
-from tests.test_variants import EVERY, fitted
+from tests.variant_cases import EVERY, accuracy_of, fitted
 from tuner.inputs import random_inputs
 
 SHAPES = (Shape(1, 70, 20, 12), Shape(1, 33, 37, 7), Shape(1, 300, 64, 64))
@@ -17,10 +17,10 @@ def main() -> None:
     runs = 0
     for shape in SHAPES:
         inputs = random_inputs(shape.rows, shape.hidden, shape.out)
-        for parameter in EVERY:
-            config = fitted(parameter.values[0], shape)  # type: ignore[arg-type]
-            assert config is not None
-            executor.compile(render(Problem.of(shape), config)).run(inputs, ALL_GRADIENTS)
+        for config in EVERY:
+            chosen = fitted(config, shape)
+            assert chosen is not None
+            executor.compile(render(Problem.of(shape, accuracy=accuracy_of(chosen)), chosen)).run(inputs, ALL_GRADIENTS)
             runs += 1
     executor.close()
     print(f"{runs} runs")

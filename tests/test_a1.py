@@ -16,6 +16,7 @@ from codegen.render import Source, render
 from codegen.space import valid_configs
 from tests.fake_gpu import FakeGpu, failing_launch, rugged
 from tests.numpy_kernels import FAULTY_KERNELS, PLAIN
+from tests.variant_cases import EVERY, SMALL_SHAPE, TYPED, accuracy_of, is_emulated
 from tuner.costmodel import plausible_us, predict
 from tuner.errors import NoValidKernel
 from tuner.evaluate import Evaluator
@@ -130,6 +131,33 @@ def test_on_the_cpu_a_kernel_runs_in_more_than_one_way(host_executor: Executor, 
     judged = record.judge(record.compile(config))
     assert judged.status is Status.LAUNCH_ERROR
     assert judged.reason is not None and "order" in judged.reason
+
+
+MATRIX_PLANTS: Mapping[str, Plant] = {
+    **{name: PLANTS[name] for name in ("returns at once", "last tile skipped", "divides by H - 1")},
+    "mean term doubled": text_fault(r"- ?mean_g\b", "- 2.0f * mean_g"),
+    "low parts lost": text_fault(r"first -= low_\w+\(planes\[plane\]\);\s+second -= [^;]*;", "first = second = 0.0f;"),
+}
+"""For kernels that multiply on tensor cores."""
+
+SPLIT = {config.variant: config for config in EVERY if is_emulated(config.variant) and accuracy_of(config) == "fp32"}
+NATIVE = {(config.variant, dtype, param_dtype): config for config, dtype, param_dtype in TYPED
+          if is_emulated(config.variant) and (dtype, param_dtype) in (("bfloat16", "bfloat16"), ("float16", "float32"))}
+PLANTED = [(config, "float32", "float32", name) for config in SPLIT.values() for name in MATRIX_PLANTS]
+PLANTED += [(config, dtype, param_dtype, name) for (_, dtype, param_dtype), config in NATIVE.items() for name in MATRIX_PLANTS
+            if name not in ("returns at once", "low parts lost")]
+
+
+@pytest.mark.parametrize(("config", "dtype", "param_dtype", "name"), [
+    pytest.param(*plant, id=f"{plant[0].variant}-{'-'.join(plant[1:])}") for plant in PLANTED])
+def test_planted_matrix_kernels_are_rejected(host_executor: Executor, config: Config, dtype: str, param_dtype: str,
+                                             name: str) -> None:
+    """In the accuracy class of the data type. Lost low parts, zero on the exact probe, show in the digits of the random data."""
+    problem = Problem.of(SMALL_SHAPE, dtype=dtype, param_dtype=param_dtype)
+    planted = MATRIX_PLANTS[name](render(problem, config))
+    verdict = Validator(problem).validate(host_executor.compile(planted).run)
+    assert not verdict.ok and verdict.reason
+    assert name != "low parts lost" or "accuracy class fp32 allows" in verdict.reason
 
 
 # --- on times that would win -------------------------------------------------------------------------------------------------

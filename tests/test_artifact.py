@@ -13,6 +13,7 @@ import pytest
 
 from codegen.artifact import ArtifactInfo, ArtifactKernel, ErrorFigures, artifact
 from codegen.config import Config
+from codegen.dtypes import ACCURACIES, CLASS_ERRORS, OPERAND_ROUNDOFF
 from codegen.errors import CodegenError, InvalidConfig
 from codegen.limits import TARGETS, target
 from codegen.problem import GRADIENTS, Problem
@@ -20,9 +21,11 @@ from codegen.reduction import MAX_SINGLE_BLOCK_ROWS
 from codegen.render import render
 from codegen.space import make_config, parse_config, why_refused, why_unfit, why_wasteful
 from codegen.variants import VARIANTS
-from tests.artifact_cases import INFO, PROBLEM, SHAPE, SINGLE_BLOCK, THREE, make, one, source
+from tests.artifact_cases import INFO, PROBLEM, SHAPE, SINGLE_BLOCK, THREE, make, one, source, suited, typed
+from tests.cases import DATA_TYPES
 from tests.host_artifact import HostArtifact
 from tuner.artifact import ABSURDLY_SLOW, LAST_STEP, MAX_CONFIGS, serve_all_rows, write_artifact
+from tuner.bounds import accuracy_class
 from tuner.costmodel import predict
 from tuner.executors.host_toolchain import find_compiler
 from tuner.guess import best_predicted
@@ -75,6 +78,13 @@ def test_the_self_test_compiles_without_a_warning(tmp_path: Path) -> None:
     nvcc(tmp_path, *STRICT, "-DLNL_SELF_TEST", "best.cu", "-o", "best_test")
 
 
+@pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES[1:])
+def test_the_self_test_compiles_in_every_data_type(dtype: str, param_dtype: str, tmp_path: Path) -> None:
+    problem = typed(dtype, param_dtype)
+    (tmp_path / "best.cu").write_text(make(*suited(problem), problem=problem).cu)
+    nvcc(tmp_path, *STRICT, "-DLNL_SELF_TEST", "best.cu", "-o", "best_test")
+
+
 def test_two_artifacts_link_into_one_program(tmp_path: Path) -> None:
     (tmp_path / "best.cu").write_text(make((SINGLE_BLOCK, 40), ("row_warp", None)).cu)
     for name in ("first", "second"):
@@ -87,7 +97,7 @@ def test_two_artifacts_link_into_one_program(tmp_path: Path) -> None:
 def test_it_includes_nothing_but_the_standard_library_and_the_runtime() -> None:
     included = re.findall(r"^#include (.*)$", make(*THREE).cu, re.MULTILINE)
     assert included == ["<atomic>", "<cstddef>", "<cstdint>", "<cuda_runtime.h>",
-                        "<algorithm>", "<cmath>", "<cstdio>", "<cstdlib>", "<vector>"]
+                        "<algorithm>", "<cmath>", "<cstdio>", "<cstdlib>", "<cstring>", "<vector>"]
     assert 'extern "C" __global__' not in make(*THREE).cu
 
 
@@ -139,11 +149,24 @@ def test_the_banner_says_what_the_file_is(measured: bool, word: str, other: str)
 def test_the_info_is_the_banner_as_json(store: Store, tmp_path: Path) -> None:
     info = json.loads(HostArtifact(make(*THREE).cu, store, tmp_path).info)
     assert info == {
-        "schema": 1, "generator": INFO.generator, "shape": [3, 5, 24, 7], "dtype": "float32", "wants": list(GRADIENTS),
+        "schema": 1, "generator": INFO.generator, "shape": [3, 5, 24, 7], "dtype": "float32",
+        "param_dtype": "float32", "accuracy": "fp32", "wants": list(GRADIENTS),
         "config": str(parse_config(SINGLE_BLOCK)),
         "configs": [{"last_rows": last, "config": str(parse_config(config))} for config, last in THREE],
         "max_rows": 2**40, "gpu": "Some GPU", "arch": "sm_90a", "time_us": 2.04, "time_is": "measured", "floor_us": 0.51,
         "errors": {name: {"normwise": 1.2e-7, "bound_ratio": 0.31} for name in GRADIENTS}}
+
+
+def test_data_types_and_accuracy_are_stated(store: Store, tmp_path: Path) -> None:
+    text = one(SINGLE_BLOCK, typed("bfloat16", "float32"))
+    info = json.loads(HostArtifact(text.cu, store, tmp_path).info)
+    assert (info["dtype"], info["param_dtype"], info["accuracy"]) == ("bfloat16", "float32", "bf16")
+    assert "Types     bfloat16 with float32 parameters; accuracy class bf16" in banner(text.cu)
+    for line in ("dy         bfloat16 [rows, 7]  gradient of y", "dx         bfloat16 [rows, 24]  overwritten",
+                 "w          float32 [7, 24]  weight", "dgamma     float32 [24]  overwritten"):
+        assert line in text.header, line
+    tf32 = one(SINGLE_BLOCK, replace(PROBLEM, accuracy="tf32"))
+    assert "Types     float32; accuracy class tf32" in banner(tf32.cu) and "NORMWISE_LIMIT = 0.001;" in tf32.cu
 
 
 def test_names_from_outside_stay_words(store: Store, tmp_path: Path) -> None:
@@ -161,10 +184,19 @@ def test_configs_must_serve_rising_row_counts(ends: tuple[int | None, ...]) -> N
 
 
 def test_configs_must_belong_together() -> None:
-    kernels = [ArtifactKernel(source(SINGLE_BLOCK), 40), ArtifactKernel(source(SINGLE_BLOCK, Problem(15, 24, 8)))]
-    for wrong in (kernels, []):
+    others = (Problem(15, 24, 8), typed("bfloat16", "bfloat16"), replace(PROBLEM, accuracy="tf32"))
+    kernels = [[ArtifactKernel(source(SINGLE_BLOCK), 40), ArtifactKernel(source(SINGLE_BLOCK, other))] for other in others]
+    mixed = [ArtifactKernel(source(SINGLE_BLOCK, typed("bfloat16", param)), last)
+             for param, last in (("float32", 40), ("bfloat16", None))]
+    for wrong in (*kernels, mixed, []):
         with pytest.raises(CodegenError):
             artifact(wrong, INFO)
+
+
+@pytest.mark.parametrize("name", ACCURACIES)
+def test_the_self_test_grants_a_class_what_the_validator_does(name: str) -> None:
+    kind = accuracy_class(name)
+    assert (CLASS_ERRORS[name], OPERAND_ROUNDOFF[name]) == (kind.limit, kind.operand_roundoff)
 
 
 def test_a_config_is_not_given_more_rows_than_its_grid_has_room_for() -> None:
@@ -176,7 +208,8 @@ def test_a_config_is_not_given_more_rows_than_its_grid_has_room_for() -> None:
 
 def test_outputs_that_are_not_computed_are_named() -> None:
     header = one("row_warp", replace(PROBLEM, wants=frozenset({"dx"}))).header
-    assert re.search(r"dw +\[7, 24\]  not computed", header) and re.search(r"dx +\[rows, 24\]  overwritten", header)
+    assert re.search(r"dw +float32 \[7, 24\]  not computed", header)
+    assert re.search(r"dx +float32 \[rows, 24\]  overwritten", header)
 
 
 # --- Which configs it holds -----------------------------------------------------------------------------------
@@ -265,7 +298,7 @@ def test_the_last_config_is_fit_at_both_ends_of_its_range() -> None:
 @pytest.mark.usefixtures("by_rules_alone")
 def test_fewer_rows_than_a_bounded_workspace_allows_have_a_config_of_their_own() -> None:
     problem = Problem(1 << 20, 512, 512)
-    two_pass = "row_warp:splits=64,reduction=two_pass,grads=identity"
+    two_pass = "row_warp:splits=128,reduction=two_pass,grads=identity"
     below = next(rows for rows in (2**n for n in range(19, -1, -1))
                  if why_refused(replace(problem, rows=rows), parse_config(two_pass), H200))
     other = "row_warp:splits=16,reduction=two_pass,grads=identity"

@@ -21,14 +21,16 @@ from codegen.tensors import INPUTS
 from tests.artifact_cases import INFO
 from tuner.artifact import serve_all_rows
 from tuner.compare import bound_fault
+from tuner.executors.arrays import output_specs
 from tuner.guess import best_predicted
-from tuner.inputs import Gradients, Inputs, gradient_shapes, random_inputs
+from tuner.inputs import Gradients, Inputs, random_inputs
 from tuner.toolchain import find_nvcc
 from tuner.validate import Validator
 
 pytestmark = pytest.mark.cuda
 
-SHAPES = ("4,4,8,16", "32,16,64,64")
+PROBLEMS = (("4,4,8,16", "float32", "float32"), ("32,16,64,64", "float32", "float32"), ("32,16,64,64", "bfloat16", "bfloat16"),
+            ("32,16,64,64", "float16", "float32"))
 ALL = frozenset(GRADIENTS)
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 
@@ -89,10 +91,10 @@ def gpu() -> Iterator[Gpu]:
     opened.close()
 
 
-def best(shape: str) -> tuple[Problem, ArtifactText]:
+def best(shape: str, dtype: str, param_dtype: str) -> tuple[Problem, ArtifactText]:
     """The artifact of the config that the cost model takes, within limits that every GPU keeps."""
     parsed, limits = Shape.parse(shape), target("sm_80")
-    problem = Problem.of(parsed)
+    problem = Problem.of(parsed, dtype=dtype, param_dtype=param_dtype)
     tuned = render(problem, best_predicted(problem, limits))
     kernels = serve_all_rows(tuned, limits, lambda at: best_predicted(at, limits))
     return problem, artifact(kernels, replace(INFO, shape=parsed))
@@ -121,8 +123,7 @@ class Library:
 
     def run(self, inputs: Inputs, wants: frozenset[str]) -> Gradients:
         """Two calls, of which the second finds the results of the first; outputs and workspace are full of NaN before."""
-        shapes = gradient_shapes(inputs.rows, inputs.hidden, inputs.out)
-        outputs = {name: np.full(shapes[name], np.nan, np.float32) for name in GRADIENTS if name in wants}
+        outputs = {name: np.full(spec.shape, np.nan, spec.dtype) for name, spec in output_specs(inputs, wants).items()}
         arrays = {name: array for name in INPUTS if (array := getattr(inputs, name)) is not None}
         workspace = np.full(self.workspace_bytes(inputs.rows) // 4, np.nan, np.float32)
         with self._gpu.memory({**arrays, **outputs, "workspace": workspace}) as at:
@@ -135,10 +136,14 @@ class Library:
         return Gradients(**{name: outputs.get(name) for name in GRADIENTS})
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=PROBLEMS)
 def loaded(request: pytest.FixtureRequest, gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> tuple[Problem, Library]:
-    problem, text = best(request.param)
+    problem, text = best(*request.param)
     return problem, Library(build(text, tmp_path_factory.mktemp("best"), gpu.arch, "-shared", "-Xcompiler", "-fPIC"), gpu)
+
+
+def inputs_of(problem: Problem, rows: int) -> Inputs:
+    return random_inputs(rows, problem.hidden, problem.out, dtype=problem.dtype, param_dtype=problem.param_dtype)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 4096])
@@ -150,27 +155,27 @@ def test_gradients_pass_the_validator(rows: int, loaded: tuple[Problem, Library]
 
 def test_no_rows(loaded: tuple[Problem, Library]) -> None:
     problem, library = loaded
-    got = library.run(random_inputs(0, problem.hidden, problem.out), ALL)
+    got = library.run(inputs_of(problem, 0), ALL)
     assert not any(np.any(getattr(got, name)) for name in GRADIENTS)
 
 
 def test_every_set_of_wanted_gradients(loaded: tuple[Problem, Library]) -> None:
     problem, library = loaded
-    inputs = random_inputs(17, problem.hidden, problem.out)
+    inputs = inputs_of(problem, 17)
     for wants in (frozenset(names) for count in range(1, 6) for names in combinations(GRADIENTS, count)):
         assert bound_fault(inputs, library.run(inputs, wants), wants) is None
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_self_test_passes(shape: str, gpu: Gpu, tmp_path: Path) -> None:
-    program = build(best(shape)[1], tmp_path, gpu.arch, "-DLNL_SELF_TEST")
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_self_test_passes(problem: tuple[str, str, str], gpu: Gpu, tmp_path: Path) -> None:
+    program = build(best(*problem)[1], tmp_path, gpu.arch, "-DLNL_SELF_TEST")
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.endswith("PASSED\n"), done.stdout + done.stderr
 
 
 def test_a_gpu_it_was_not_built_for_is_a_stated_error(gpu: Gpu, tmp_path: Path) -> None:
     other = "sm_90" if gpu.arch.startswith("sm_8") else "sm_80"  # one major version runs no binary of another
-    library = Library(build(best(SHAPES[0])[1], tmp_path, other, "-shared", "-Xcompiler", "-fPIC"), gpu)
+    library = Library(build(best(*PROBLEMS[0])[1], tmp_path, other, "-shared", "-Xcompiler", "-fPIC"), gpu)
     assert library.workspace_bytes(16) == 2**64 - 1
     with gpu.memory({"any": np.zeros(4096, np.float32)}) as at:
         assert library.backward(*[at["any"]] * 11, 16, 1e-5, None) != 0

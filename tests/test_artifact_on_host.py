@@ -14,11 +14,14 @@ import pytest
 from codegen.artifact import MAX_GRID, MAX_ROWS, ArtifactKernel, artifact
 from codegen.plan import Fill, Plan
 from codegen.problem import GRADIENTS, Problem, Shape
-from tests.artifact_cases import EVERY_REDUCTION, INFO, PROBLEM, THREE, make, one, source, with_sms
+from codegen.tensors import gradient_shapes, itemsize
+from tests.artifact_cases import EVERY_REDUCTION, INFO, LIMITS, PROBLEM, THREE, make, one, source, suited, typed, with_sms
+from tests.cases import DATA_TYPES
+from tests.configs import every_reduction
 from tests.host_artifact import INVALID_VALUE, NO_KERNEL_IMAGE, TENSORS, HostArtifact, anywhere, self_test
 from tuner.compare import bound_fault
 from tuner.executors.host_runtime import Layout
-from tuner.inputs import gradient_shapes, random_inputs
+from tuner.inputs import random_inputs
 from tuner.store import Store
 
 HIDDEN, OUT = PROBLEM.hidden, PROBLEM.out
@@ -26,6 +29,7 @@ ALL = frozenset(GRADIENTS)
 MASKS = [frozenset(names) for count in range(6) for names in combinations(GRADIENTS, count)]
 SIZE_MAX = 2**64 - 1
 ROW_COUNTS = (*range(301), 65535, 65536, 2**31 + 1)
+ATOMIC, SINGLE = "row_thread:reduction=atomic", "row_thread:reduction=single_block,splits=1"
 
 Load = Callable[[str], HostArtifact]
 
@@ -65,6 +69,17 @@ def test_gradients_of_every_variant_with_every_reduction(config: str, load: Load
     assert nothing.dx is not None and nothing.dx.shape == (0, HIDDEN)
     for name in ("dgamma", "dbeta", "dw", "db"):
         assert not np.any(getattr(nothing, name)), name
+
+
+@pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES[1:])
+def test_gradients_of_every_variant_in_every_data_type(dtype: str, param_dtype: str, store: Store, tmp_path: Path) -> None:
+    problem = typed(dtype, param_dtype)
+    for config in every_reduction(problem, LIMITS):
+        (folder := tmp_path / str(config)).mkdir()
+        loaded = HostArtifact(one(str(config), problem).cu, store, folder)
+        for rows in (0, 1, 17, 71):
+            inputs = random_inputs(rows, HIDDEN, OUT, dtype=dtype, param_dtype=param_dtype)
+            assert bound_fault(inputs, loaded.run(inputs, ALL)) is None, config
 
 
 @pytest.mark.parametrize("layout", ["end", "begin"])
@@ -180,6 +195,17 @@ def test_tensors_must_lie_at_multiples_of_four_bytes(name: str, three: HostArtif
     assert three.log() == [] and three.last_error == 0
 
 
+@pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES[1:])
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_must_lie_at_multiples_of_an_element(name: str, dtype: str, param_dtype: str, load: Load) -> None:
+    loaded = load(one("row_shared:reduction=two_pass", typed(dtype, param_dtype)).cu)
+    loaded.library.host_cudart_dry(1)
+    given, size = anywhere(), itemsize(name, dtype, param_dtype)
+    assert loaded.call({**given, name: given[name] + size}, 30) == 0
+    for offset in (*range(1, size), size + 1):
+        assert loaded.call({**given, name: given[name] + offset}, 30) == INVALID_VALUE
+
+
 def test_the_workspace_must_lie_at_a_multiple_of_256_bytes(three: HostArtifact) -> None:
     given = anywhere()
     three.library.host_cudart_dry(1)
@@ -267,13 +293,34 @@ def test_the_self_test_passes_and_prints_a_time(store: Store) -> None:
         assert f"\n{rows} rows, first call: " in done.stdout and f"\n{rows} rows, second call: " in done.stdout
 
 
-ATOMIC, SINGLE = "row_thread:reduction=atomic", "row_thread:reduction=single_block,splits=1"
+@pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES[1:])
+def test_the_self_test_passes_in_every_data_type(dtype: str, param_dtype: str, store: Store) -> None:
+    problem = typed(dtype, param_dtype)
+    done = self_test(make(*suited(problem), problem=problem).cu, store)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("PASSED\n")
+
+
+@pytest.mark.parametrize(("dtype", "param_dtype"), [("bfloat16", "bfloat16"), ("float16", "float32")])
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("g[h] - mean_g -", "g[h] -"),
+    ("from_float<data_t>(stats.rstd * ", "from_float<data_t>(1.02f * stats.rstd * "),
+    ("from_float<param_t>(value);", "from_float<param_t>(1.02f * value);"),
+    ("return {float_to_{short}(value)};", "{ data_t up = {float_to_{short}(value)}; up.bits += 4; return up; }"),
+], ids=["term left out", "all of dx", "all of the parameters", "rounding"])
+def test_the_self_test_finds_in_16_bits(right: str, wrong: str, dtype: str, param_dtype: str, store: Store) -> None:
+    cu = one(SINGLE, typed(dtype, param_dtype)).cu
+    right, wrong = (text.replace("{short}", {"bfloat16": "bf16", "float16": "f16"}[dtype]) for text in (right, wrong))
+    assert right in cu
+    done = self_test(cu.replace(right, wrong), store)
+    assert done.returncode == 1 and done.stdout.endswith("FAILED\n"), done.stdout
+
 
 
 @pytest.mark.parametrize(("config", "right", "wrong"), [
-    (ATOMIC, "dx[h] - mean_g -", "dx[h] -"),
+    (ATOMIC, "g[h] - mean_g -", "g[h] -"),
     (ATOMIC, "if (row >= p.rows) return;", "if (row >= p.rows - (p.rows == 17)) return;"),
-    (SINGLE, "*to = value;", "*to += value;"),
+    (SINGLE, "*to = from_float<param_t>(value);", "*to += value;"),
     (SINGLE, "if (want_dw) emit(", "if (want_dw && i == HIDDEN * OUT - 1) p.dw[i + 1] = 0.0f; if (want_dw) emit("),
     # Far too small for the norm of dw, and too much for one element.
     (SINGLE, "emit(dw_share(p) + i, ", "emit(dw_share(p) + i, (i == 100 ? 1.000005f : 1.0f) * "),

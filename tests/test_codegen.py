@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import re
+import struct
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+import codegen.__main__ as codegen_cli
 from codegen.config import Config
 from codegen.errors import InvalidConfig, InvalidProblem, UnsupportedDtype
+from codegen.expr import ROWS, const
 from codegen.limits import TARGETS, target
+from codegen.params import declaration, pack, pointer_fields, short_types
+from codegen.plan import Buffer, Plan
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.reduction import workspace_limit
 from codegen.render import render
-from codegen.space import all_configs, make_config, parse_config, valid_configs, why_refused
+from codegen.space import all_configs, make_config, parse_config, valid_configs, why_inexact, why_refused
 from codegen.variants import VARIANTS
+from tests import cases
+from tests.configs import every_reduction
 
 LIMITS = target("sm_90")
 SMALLEST = min((target(name) for name in TARGETS), key=lambda limits: limits.shared_per_block)
+ORDINARY = ("32,16,64,64", "8,128,768,2304", "1,1,1024,1024")
 SHAPES = ("4,4,8,16", "32,16,64,64", "2,71,229,33", "1,2,1,1", "8,1024,768,2304", "1,3,100003,2", "1,4,8,70000",
           "4,2048,4096,12288", "1,262144,128,512", "1,10000000,64,64", "0,4,8,16")
 
@@ -57,8 +67,8 @@ def test_a_config_that_is_none_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_defaults_are_choices_and_suit_ordinary_sizes(name: str) -> None:
-    problem = Problem.of(Shape.parse("32,16,64,64"))
-    assert why_refused(problem, make_config(name), LIMITS) is None
+    reasons = [why_refused(Problem.of(Shape.parse(text)), make_config(name), LIMITS) for text in ORDINARY]
+    assert None in reasons, reasons
 
 
 @pytest.mark.parametrize(("text", "deterministic"), list(product(SHAPES, (False, True))))
@@ -75,7 +85,7 @@ def test_valid_configs_keep_their_promises(text: str) -> None:
     for config in valid_configs(problem, LIMITS)[::5]:
         plan = render(problem, config).plan
         assert config["reduction"] != "atomic"
-        assert plan.workspace_bytes(problem.rows, 132) <= workspace_limit(problem.rows)
+        assert plan.workspace_bytes(problem.rows, 132) <= workspace_limit(problem)
         for launch in plan.launches:
             assert launch.shared_bytes <= LIMITS.shared_per_block
             assert launch.block <= LIMITS.max_threads
@@ -83,25 +93,18 @@ def test_valid_configs_keep_their_promises(text: str) -> None:
             assert not launch.grid.uses("sms")
 
 
-def defaults() -> list[Config]:
-    return [config for name, variant in VARIANTS.items() for reduction in variant.choices["reduction"]
-            if (config := with_reduction(name, str(reduction)))]
+SMALL = Problem(16, 8, 16)
+EVERY = every_reduction(SMALL, LIMITS)
 
 
-def with_reduction(name: str, reduction: str) -> Config:
-    splits = 16 if reduction in ("atomic", "two_pass") and (name, reduction) != ("row_thread", "atomic") else 1
-    grads = {"grads": "identity"} if reduction == "column_blocks" and "grads" in VARIANTS[name].choices else {}
-    return make_config(name, {"reduction": reduction, "splits": splits, **grads})
-
-
-@pytest.mark.parametrize("config", defaults(), ids=str)
+@pytest.mark.parametrize("config", EVERY, ids=str)
 def test_the_text_depends_on_the_row_count_in_no_way(config: Config) -> None:
-    one, many = Problem(1, 24, 20), Problem(100_000, 24, 20)
+    one, many = Problem(1, 24, 16), Problem(100_000, 24, 16)
     assert render(one, config).text == render(many, config).text
     assert render(one, config).plan == render(many, config).plan
 
 
-@pytest.mark.parametrize("config", defaults(), ids=str)
+@pytest.mark.parametrize("config", EVERY, ids=str)
 def test_rendered_text_is_plain_tidy_cuda(config: Config) -> None:
     source = render(Problem(16, 8, 16), config)
     text = source.text
@@ -117,17 +120,121 @@ def test_rendered_text_is_plain_tidy_cuda(config: Config) -> None:
     assert text.count("__global__") == len({launch.kernel for launch in source.plan.launches})
 
 
-@pytest.mark.parametrize("config", defaults(), ids=str)
+@pytest.mark.parametrize("config", EVERY, ids=str)
 def test_unwanted_gradients_are_constants_of_the_text(config: Config) -> None:
     text = render(Problem(16, 8, 16, wants=frozenset({"dx", "db"})), config).text
     for name in GRADIENTS:
         assert f"constexpr bool WANT_{name.upper()} = {'true' if name in ('dx', 'db') else 'false'};" in text
 
 
-@pytest.mark.parametrize("config", defaults(), ids=str)
-def test_golden_sources(config: Config, golden_folder, request: pytest.FixtureRequest) -> None:  # type: ignore[no-untyped-def]
-    path = golden_folder / f"{config.variant}-{config['reduction']}.cu"
-    text = render(Problem(16, 8, 16), config).text
+# --- data types ---------------------------------------------------------------------------------------------------
+
+
+def test_params_are_typed() -> None:
+    plan = Plan((), (Buffer("sums", ROWS), Buffer("planes", ROWS * 8, "bfloat16"), Buffer("halves", const(1), "float16"),
+                     Buffer("flags", const(3), "uint8"), Buffer("count", const(1), "int32")))
+    fields = re.findall(r"^  ((?:const )?\w+ \w+|(?:const )?[\w ]+\*) ?(\w+)?;", declaration(plan), re.M)
+    types = {name: kind for kind, name in fields if name}
+    assert types == {
+        **dict.fromkeys(("dy", "x"), "const data_t*"), "dx": "data_t*",
+        **dict.fromkeys(("gamma", "beta", "w"), "const param_t*"),
+        **dict.fromkeys(("dgamma", "dbeta", "dw", "db"), "param_t*"), **dict.fromkeys(("mean", "rstd"), "const float*"),
+        "sums": "float*", "planes": "bfloat16_t*", "halves": "float16_t*", "flags": "unsigned char*", "count": "int*"}
+    assert short_types(SMALL, plan) == ("bfloat16", "float16")
+    assert short_types(SMALL, Plan(())) == ()
+    assert short_types(replace(SMALL, dtype="float16", param_dtype="float32", accuracy=""), Plan(())) == ("float16",)
+
+
+def test_params_are_packed_in_the_order_of_the_declaration() -> None:
+    plan = Plan((), (Buffer("planes", ROWS, "bfloat16"),))
+    addresses = {name: 256 * (index + 1) for index, name in enumerate(pointer_fields(plan))}
+    packed = pack(plan, {**addresses, "rows": 2**40, "eps": 0.5, "splits": 7})
+    assert struct.unpack("<13Qqfi", packed) == (*addresses.values(), 2**40, 0.5, 7)
+    declared = re.findall(r"\* (\w+);", declaration(plan))
+    assert declared == list(addresses)
+    assert struct.unpack("<13Q", pack(plan, {"rows": 0, "eps": 0.0, "splits": 0})[:104]) == (0,) * 13
+
+
+def test_scratch_memory_is_counted_in_the_sizes_of_its_elements() -> None:
+    for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2), ("uint8", 1), ("int32", 4)):
+        buffer = Buffer("buffer", ROWS * 256, dtype)
+        assert buffer.bytes(3, 1) == 768 * size
+        assert Plan((), (buffer, replace(buffer, size=const(1)))).workspace_bytes(3, 1) == 768 * size + 256
+
+
+@pytest.mark.parametrize(("dtype", "param_dtype", "read"), [
+    ("float32", "float32", 100 * (8 + 16) * 4 + 8 * 16 * 4), ("bfloat16", "float32", 100 * (8 + 16) * 2 + 8 * 16 * 4),
+    ("float16", "float16", 100 * (8 + 16) * 2 + 8 * 16 * 2)])
+def test_the_workspace_limit_follows_the_bytes_of_the_inputs(dtype: str, param_dtype: str, read: int) -> None:
+    problem = Problem(100, 8, 16, dtype=dtype, param_dtype=param_dtype)
+    assert workspace_limit(problem) == (64 << 20) + 1600 + 3 * read
+
+
+@pytest.mark.parametrize(("dtype", "param_dtype"), cases.DATA_TYPES)
+def test_atomic_sums_are_refused_where_parameter_gradients_have_16_bits(dtype: str, param_dtype: str) -> None:
+    problem = Problem(16, 8, 16, dtype=dtype, param_dtype=param_dtype)
+    reason = why_refused(problem, parse_config("row_thread:reduction=atomic"), LIMITS)
+    assert reason is None if param_dtype == "float32" else f"atomic additions to {param_dtype}" in (reason or "")
+    found = any(config["reduction"] == "atomic" for config in every_reduction(problem, LIMITS))
+    assert found == (param_dtype == "float32")
+
+
+def test_coarser_classes_allow_longer_chains() -> None:
+    config = parse_config("row_thread:reduction=atomic")
+    for accuracy, length in (("fp32", 4096), ("tf32", 1 << 20), ("bf16", 1 << 20)):
+        assert why_inexact(Problem(length, 8, 16, accuracy=accuracy), config) is None
+        assert f"class {accuracy}" in (why_inexact(Problem(length + 1, 8, 16, accuracy=accuracy), config) or "")
+
+
+@pytest.mark.parametrize(("dtype", "param_dtype"), cases.DATA_TYPES)
+def test_the_text_names_the_data_types_and_declares_those_it_uses(dtype: str, param_dtype: str) -> None:
+    problem = Problem(16, 8, 16, dtype=dtype, param_dtype=param_dtype)
+    words = dtype if dtype == param_dtype else f"{dtype} with float32 parameters"
+    names = {"float32": "float", "bfloat16": "bfloat16_t", "float16": "float16_t"}
+    for config in every_reduction(problem, LIMITS):
+        source = render(problem, config)
+        assert f"y = Linear(LayerNorm(x)), {words}, for rows" in source.text
+        assert f"using data_t = {names[dtype]};" in source.text and f"using param_t = {names[param_dtype]};" in source.text
+        used = {dtype, param_dtype, *(buffer.dtype for buffer in source.plan.workspace)} & {"bfloat16", "float16"}
+        assert set(re.findall(r"^struct (b?float16_t) {", source.text, re.M)) == {names[name] for name in used}
+
+
+@pytest.mark.parametrize(("text", "types"), list(product(SHAPES, cases.DATA_TYPES[1:])))
+def test_every_size_has_a_valid_config_in_every_data_type(text: str, types: tuple[str, str]) -> None:
+    problem = Problem.of(Shape.parse(text), dtype=types[0], param_dtype=types[1])
+    for name in ("row_thread", "row_warp"):
+        assert valid_configs(problem, SMALLEST, [name])
+
+
+def test_the_command_line_takes_data_types_and_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--variant", "row_warp", "--shape", "4,4,8,16", "--set", "reduction=two_pass", "--dtype", "bfloat16"]
+    mixed = ["--param-dtype", "float32", "--accuracy", "bf16"]
+    for more, words in (([], "bfloat16,"), (mixed, "bfloat16 with float32 parameters,")):
+        assert codegen_cli.main([*asked, *more]) == 0
+        assert f"LayerNorm(x)), {words} for rows" in capsys.readouterr().out
+    for wrong, said in ((["--param-dtype", "float16"], "use bfloat16 or float32"), (["--accuracy", "fp32"], "ask for bf16"),
+                        (["--accuracy", "fp64"], "choose from fp32, tf32")):
+        assert codegen_cli.main([*asked, *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+# --- golden sources -----------------------------------------------------------------------------------------------
+
+
+def golden() -> list[tuple[str, Config, Problem]]:
+    """File name, config and problem: every reduction in float32, and one of each variant in 16 bits."""
+    found = [(f"{config.variant}-{config['reduction']}", config, SMALL) for config in EVERY]
+    for dtype, param_dtype in (("bfloat16", "bfloat16"), ("float16", "float32")):
+        problem = Problem(16, 8, 16, dtype=dtype, param_dtype=param_dtype)
+        found += [(f"{config.variant}-{config['reduction']}-{dtype}-{param_dtype}", config, problem)
+                  for config in every_reduction(problem, LIMITS) if config["reduction"] == "two_pass"]
+    return found
+
+
+@pytest.mark.parametrize(("name", "config", "problem"), golden(), ids=[name for name, *_ in golden()])
+def test_golden_sources(name: str, config: Config, problem: Problem, golden_folder: Path, request: pytest.FixtureRequest) -> None:
+    path = golden_folder / f"{name}.cu"
+    text = render(problem, config).text
     if request.config.getoption("--update-golden"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

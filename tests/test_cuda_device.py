@@ -17,7 +17,11 @@ from codegen.plan import Buffer, Fill, Launch, Plan
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Problem
 from codegen.render import Source, render
 from codegen.space import make_config
+from tests.cases import DATA_TYPES
+from tests.configs import config_with
 from tuner.bounds import bounds
+from tuner.compare import bound_fault
+from tuner.dtypes import NUMPY
 from tuner.errors import LaunchError
 from tuner.executors.cuda import CudaExecutor, CudaProgram
 from tuner.inputs import Inputs, random_inputs
@@ -36,17 +40,24 @@ def gpu(cuda_executor: CudaExecutor) -> CudaExecutor:
 
 
 def program(gpu: CudaExecutor, body: str, *, grid: Expr | int = 1, block: int = 32, shared: int = 0,
-            before: tuple[Fill, ...] = (), workspace: tuple[Buffer, ...] = ()) -> CudaProgram:
-    """One kernel with that body, which sees `p`, its thread `t` and its dynamic shared memory `s`."""
+            before: tuple[Fill, ...] = (), workspace: tuple[Buffer, ...] = (), dtype: str = "float32") -> CudaProgram:
+    """One kernel with that body, which sees `p`, its thread `t` and its dynamic shared memory `s`.
+
+    16-bit elements are unsigned short to it.
+    """
     plan = Plan((*before, Launch("k", const(grid) if isinstance(grid, int) else grid, block, shared)), workspace)
-    text = f"""{declaration(plan)}
+    element = {4: "float", 2: "unsigned short"}[NUMPY[dtype].itemsize]
+    text = f"""using bfloat16_t = unsigned short;
+using data_t = {element};
+using param_t = {element};
+{declaration(plan)}
 extern __shared__ float s[];
 extern "C" __global__ void k(const __grid_constant__ Params p) {{
   const long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   {body}
 }}
 """
-    return gpu.compile(Source(Problem(4, HIDDEN, OUT), make_config("row_thread"), text, plan))
+    return gpu.compile(Source(Problem(4, HIDDEN, OUT, dtype), make_config("row_thread"), text, plan))
 
 
 def data(rows: int = 4) -> Inputs:
@@ -62,6 +73,45 @@ def test_rendered_kernels_give_the_reference(gpu: CudaExecutor, variant: str, ro
     for name in GRADIENTS:
         assert got[name].shape == right[name].shape
         assert (np.abs(got[name] - right[name]) <= allowed[name]).all(), name
+
+
+@pytest.mark.parametrize("rows", [1, 17, 300])
+@pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES)
+@pytest.mark.parametrize("variant", ["row_thread", "row_warp", "row_shared"])
+def test_n9_every_data_type_gives_the_reference(gpu: CudaExecutor, variant: str, dtype: str, param_dtype: str, rows: int) -> None:
+    inputs = random_inputs(rows, HIDDEN, OUT, dtype=dtype, param_dtype=param_dtype)
+    problem = Problem(rows, HIDDEN, OUT, dtype, param_dtype=param_dtype)
+    config = config_with(problem, gpu.limits, variant, "two_pass")
+    assert config is not None
+    got = gpu.compile(render(problem, config)).run(inputs, ALL_GRADIENTS)
+    assert {array.dtype for array in (got.dx, got.dw)} == {NUMPY[dtype], NUMPY[param_dtype]}
+    assert bound_fault(inputs, got) is None
+
+
+@pytest.mark.parametrize(("body", "sentence"), [
+    ("if (t == 0) p.db[16] = 1;", "wrote 0 bytes past the end of db"),
+    ("if (t == 0) p.db[-1] = 1;", "wrote 2 bytes before the start of db"),
+    ("if (t == 0) p.scratch[7] = 1;", "wrote 0 bytes past the end of scratch"),
+    ("if (t == 0) p.bytes[5] = 1;", "wrote 0 bytes past the end of bytes"),
+    ("if (t == 0) const_cast<unsigned short*>(p.x)[5] = 0;", "wrote into the input x"),
+])
+def test_one_short_element_written_elsewhere_is_found(gpu: CudaExecutor, body: str, sentence: str) -> None:
+    kernel = program(gpu, body, dtype="float16", workspace=(
+        Buffer("scratch", const(7), "bfloat16"), Buffer("bytes", const(5), "uint8")))
+    with pytest.raises(LaunchError) as caught:
+        kernel.run(random_inputs(4, HIDDEN, OUT, dtype="float16"), DB)
+    assert str(caught.value) == f"the kernel {sentence}"
+
+
+@pytest.mark.parametrize(("prefill", "found"), [(float("nan"), 0x7FED), (7.0, 0x4700)])
+def test_r3_short_elements_are_filled_and_zeroed(gpu: CudaExecutor, prefill: float, found: int) -> None:
+    zeroed = program(gpu, "if (t < 7) p.db[t] = p.scratch[t]; else if (t < 14) p.db[t] = p.old[t - 7];", dtype="float16",
+                     before=(Fill(("scratch",)),), workspace=(Buffer("scratch", const(7), "bfloat16"),
+                                                              Buffer("old", const(7), "bfloat16")))
+    got = zeroed.run(random_inputs(4, HIDDEN, OUT, dtype="float16"), DB, prefill=prefill).db
+    assert got is not None
+    short = 0x40E0 if prefill == 7.0 else found  # 7 in bfloat16
+    assert got.view(np.uint16).tolist() == [0] * 7 + [short] * 7 + [found] * 2
 
 
 def test_params_arrive_as_they_were_packed(gpu: CudaExecutor) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.cases import DATA_TYPES
+from tests.numpy_kernels import rounded
+from tuner.dtypes import NUMPY
 from tuner.errors import InputError, InputTypeError
-from tuner.inputs import Gradients, Inputs, as_eps, random_inputs
+from tuner.inputs import Gradients, Inputs, as_eps, hard_inputs, periodic_inputs, random_inputs, repeated
+from tuner.reference import reference
 
 SIX = random_inputs(6, 8, 5)
 
@@ -41,13 +46,101 @@ def test_eps_that_float32_cannot_use_is_refused(eps: float) -> None:
         as_eps(eps)
 
 
+def typed(dtype: str, param_dtype: str, **changes: str) -> dict[str, Any]:
+    """The fields of SIX in these data types, single ones in others."""
+    given = arrays()
+    chosen = {"dy": dtype, "x": dtype, "gamma": param_dtype, "beta": param_dtype, "w": param_dtype} | changes
+    return given | {name: given[name].astype(NUMPY[kind]) for name, kind in chosen.items()}
+
+
 @pytest.mark.parametrize("name", ["dy", "x", "gamma", "beta", "w"])
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, ">f4"])
+@pytest.mark.parametrize("dtype", [np.float64, np.int16, np.uint16, np.int32, ">f4", ">f2", ml_dtypes.float8_e5m2], ids=str)
 def test_n9_another_dtype_is_refused_by_name(name: str, dtype: Any) -> None:
     changed = arrays(**{name: arrays()[name].astype(dtype)})
     for build in (Inputs, Inputs.from_arrays):
-        with pytest.raises(InputTypeError, match=rf"^{name} must be float32, not "):
+        with pytest.raises(InputTypeError, match=rf"^{name} must be float32, float16 or bfloat16 \(ml_dtypes.bfloat16\), not "):
             build(**changed)
+
+
+@pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES)
+def test_n9_data_types_that_go_together_are_taken_as_they_are(dtype: str, param_dtype: str) -> None:
+    given = typed(dtype, param_dtype)
+    for build in (Inputs, Inputs.from_arrays):
+        built = build(**given)
+        assert (built.dtype, built.param_dtype) == (dtype, param_dtype)
+        assert all(np.shares_memory(getattr(built, name), given[name]) for name in ("dy", "x", "gamma", "beta", "w"))
+    without = Inputs(**given | {"gamma": None, "beta": None})
+    assert (without.dtype, without.param_dtype) == (dtype, param_dtype)
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    (typed("float32", "float32", dy="float16"), "dy is float16 but x is float32; both must have the same data type"),
+    (typed("float16", "float16", dy="bfloat16"), "dy is bfloat16 but x is float16; both must have the same data type"),
+    (typed("float32", "bfloat16"), "w must be float32 where x is float32, not bfloat16"),
+    (typed("bfloat16", "float16"), "w must be bfloat16 or float32 where x is bfloat16, not float16"),
+    (typed("float16", "float16", gamma="float32"),
+     "gamma is float32 but w is float16; gamma, beta and w must have the same data type"),
+    (typed("bfloat16", "float32", beta="bfloat16"),
+     "beta is bfloat16 but w is float32; gamma, beta and w must have the same data type"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_n9_a_mix_is_refused_by_name(given: dict[str, Any], sentence: str) -> None:
+    for build in (Inputs, Inputs.from_arrays):
+        with pytest.raises(InputTypeError) as caught:
+            build(**given)
+        assert str(caught.value) == sentence
+
+
+def test_n9_statistics_are_float32_whatever_the_data() -> None:
+    given = typed("float16", "float16")
+    saved = np.ones(6, np.float16)
+    with pytest.raises(InputTypeError, match=r"^mean must be float32, not float16"):
+        Inputs(**given, mean=saved, rstd=saved)
+
+
+@pytest.mark.parametrize("generate", [random_inputs, hard_inputs])
+@pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES)
+def test_data_is_rounded_to_nearest_even(generate: Any, dtype: str, param_dtype: str) -> None:
+    made = generate(9, 8, 5, 3, dtype=dtype, param_dtype=param_dtype)
+    assert (made.dtype, made.param_dtype) == (dtype, param_dtype)
+    if generate is random_inputs:
+        exact = random_inputs(9, 8, 5, 3)
+        for name in ("dy", "x", "gamma", "beta", "w"):
+            wanted = getattr(exact, name)
+            bits = {"float32": 24, "bfloat16": 8, "float16": 11}[dtype if name in ("dy", "x") else param_dtype]
+            np.testing.assert_array_equal(getattr(made, name).astype(np.float32), rounded(wanted, bits) if bits < 24 else wanted)
+
+
+@pytest.mark.parametrize(("rows", "hidden", "out"), [(257, 64, 512), (257, 2, 300), (257, 1, 16), (257, 1500, 3), (29, 3, 4000)])
+@pytest.mark.parametrize("param_dtype", ["float16", "float32"])
+def test_hard_data_stays_in_the_range_of_float16(rows: int, hidden: int, out: int, param_dtype: str) -> None:
+    hard = hard_inputs(rows, hidden, out, dtype="float16", param_dtype=param_dtype)
+    largest = float(np.finfo(np.float16).max)
+    for name, array in reference(hard).present().items():
+        assert np.abs(array).max() < largest / 2, name
+    for name in ("dy", "x", "gamma", "beta", "w"):
+        assert np.isfinite(getattr(hard, name)).all()
+    assert np.median(np.abs(hard.dy[np.abs(hard.dy) > 0])) > 2.0**-14, "most of dy has all its digits"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_large_mean_still_vary_in_16_bits(dtype: str) -> None:
+    row = hard_inputs(14, 64, 5, dtype=dtype).x[1].astype(np.float64)
+    assert abs(row.mean()) > 50 * row.std() > 0
+    assert len(np.unique(row)) > 5
+
+
+def test_repeated_rows_keep_their_data_type() -> None:
+    data = repeated(random_inputs(5, 4, 3, dtype="bfloat16", param_dtype="float32"), 12).expand()
+    assert (data.rows, data.dtype, data.param_dtype) == (12, "bfloat16", "float32")
+    signs = repeated(random_inputs(5, 4, 3), 12).signs
+    np.testing.assert_array_equal(data.dy[7].astype(np.float32), signs[7] * data.dy[2].astype(np.float32) * signs[2])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_periodic_data_is_exact_in_16_bits(dtype: str) -> None:
+    short, full = periodic_inputs(70, 9, 8, dtype=dtype).expand(), periodic_inputs(70, 9, 8).expand()
+    for name in ("dy", "x", "gamma", "beta", "w"):
+        np.testing.assert_array_equal(getattr(short, name).astype(np.float32), getattr(full, name))
 
 
 @pytest.mark.parametrize("name", ["dy", "x", "w"])

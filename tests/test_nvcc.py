@@ -1,10 +1,10 @@
-"""Every variant with every reduction, compiled by nvcc for each architecture that is supported, whatever machine this is."""
+"""Every variant with every reduction and data type, compiled by nvcc for the architectures that are supported, on any machine."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -13,53 +13,45 @@ from codegen.config import Config
 from codegen.limits import TARGETS, target
 from codegen.problem import Problem
 from codegen.render import render
-from codegen.space import make_config, valid_configs, why_refused
-from codegen.variants import VARIANTS
+from tests import cases
+from tests.configs import every_reduction
 from tuner.store import Store
 from tuner.toolchain import REPORT, Binary, find_nvcc
 
 ARCHITECTURES = tuple(target(name).arch for name in TARGETS)
 PROBLEM = Problem(rows=512, hidden=64, out=64)
+Case = tuple[Problem, Config, str]
 
 
-def default_config(variant: str, reduction: str) -> Config:
-    """The variant's defaults with this reduction; where they do not go together, the valid config nearest to them."""
-    config = make_config(variant, {"reduction": reduction})
-    limits = target("sm_90")
-    if why_refused(PROBLEM, config, limits) is None:
-        return config
-    same = [other for other in valid_configs(PROBLEM, limits, [variant]) if other["reduction"] == reduction]
-    assert same, f"{variant} cannot use {reduction} at all"
-    return max(same, key=lambda other: sum(a == b for a, b in zip(other.params, config.params, strict=True)))
-
-
-CONFIGS = tuple(default_config(name, str(reduction))
-                for name, variant in VARIANTS.items() for reduction in variant.choices["reduction"])
+CONFIGS = tuple(every_reduction(PROBLEM, target("sm_90")))
+SHORT = [replace(PROBLEM, dtype=dtype, param_dtype=param_dtype, accuracy="") for dtype, param_dtype in cases.DATA_TYPES[1:]]
+CASES = [*product((PROBLEM,), CONFIGS, ARCHITECTURES),
+         *((problem, config, "sm_90a") for problem in SHORT for config in every_reduction(problem, target("sm_90")))]
+"""Problem, config and architecture: float32 on all, 16-bit types on one."""
 
 
 @pytest.fixture(scope="module")
-def binaries(store: Store) -> dict[tuple[Config, str], Binary]:
+def binaries(store: Store) -> dict[Case, Binary]:
     """All of them, compiled side by side."""
     nvcc = find_nvcc(ARCHITECTURES[-1])
 
-    def compile_one(case: tuple[Config, str]) -> Binary:
-        config, arch = case
-        return nvcc.compile(rendered(config), arch, store)
+    def compile_one(case: Case) -> Binary:
+        problem, config, arch = case
+        return nvcc.compile(render(problem, config).text, arch, store)
 
-    cases = list(product(CONFIGS, ARCHITECTURES))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(cases, pool.map(compile_one, cases), strict=True))
+        return dict(zip(CASES, pool.map(compile_one, CASES), strict=True))
 
 
-@cache
-def rendered(config: Config) -> str:
-    return render(PROBLEM, config).text
+def label(case: Case) -> str:
+    problem, config, arch = case
+    return f"{config}-{problem.dtype}-{problem.param_dtype}-{arch}"
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_compiles_without_spills_and_warnings(binaries: dict[tuple[Config, str], Binary], config: Config, arch: str) -> None:
-    binary, plan = binaries[config, arch], render(PROBLEM, config).plan
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_compiles_without_spills_and_warnings(binaries: dict[Case, Binary], case: Case) -> None:
+    problem, config, arch = case
+    binary, plan = binaries[case], render(problem, config).plan
     resources, limits = binary.resources(plan), target(arch)
     assert resources.keys() == {launch.kernel for launch in plan.launches}
     for launch in plan.launches:

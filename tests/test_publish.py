@@ -55,10 +55,17 @@ def test_measured_beats_predicted_whatever_the_times() -> None:
 
 
 @pytest.mark.parametrize("change", [{"version": "other"}, {"shape": "4,4,8,32"}, {"wants": "dx"}, {"device": "NVIDIA Other"},
-                                    {"deterministic": True}, {"target": "sm_80"}], ids=str)
+                                    {"deterministic": True}, {"target": "sm_80"}, {"accuracy": "tf32"},
+                                    {"dtype": "bfloat16", "param_dtype": "bfloat16"}], ids=str)
 def test_results_that_cannot_be_compared_go(change: dict[str, object]) -> None:
     assert not kept(replace(INFO, **change), 1.0, INFO, 2.0)  # type: ignore[arg-type]
     assert kept(replace(INFO, **change), 1.0, INFO, None)  # type: ignore[arg-type]
+
+
+def test_parameters_in_float32_are_another_question() -> None:
+    short, mixed = (replace(INFO, dtype="bfloat16", accuracy="bf16", param_dtype=name) for name in ("bfloat16", "float32"))
+    assert not kept(mixed, 1.0, short, 2.0) and not kept(short, 1.0, mixed, 2.0)
+    assert kept(mixed, 1.0, mixed, 2.0)
 
 
 def test_another_compiler_of_the_cpu_is_no_other_question() -> None:

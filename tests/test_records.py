@@ -13,8 +13,11 @@ from codegen.space import make_config
 from tests.trials import read_trials
 from tuner.errors import InputError
 from tuner.executors import Resources
+from tuner.known import read_best
 from tuner.records import SCHEMA, Journal, Record, RunInfo, Status, write_text
 from tuner.validate import GradientError
+
+REPORTS = Path(__file__).resolve().parent.parent / "reports"
 
 INFO = RunInfo(
     shape="4,4,8,16", dtype="float32", wants="dx,dw", deterministic=False, eps=1e-5, accuracy="fp32", executor="cuda",
@@ -100,8 +103,21 @@ def test_another_schema_is_refused(header: dict[str, int]) -> None:
 
 def test_a_header_without_what_came_later_is_read() -> None:
     values = INFO.as_json()
-    del values["measures"], values["rates"]
+    del values["measures"], values["rates"], values["param_dtype"]
     assert RunInfo.from_json(values) == INFO
+
+
+def test_parameters_have_the_data_type_of_the_data_unless_it_is_said() -> None:
+    assert INFO.param_dtype == "float32"
+    half = replace(INFO, dtype="bfloat16", param_dtype="")
+    assert half.param_dtype == "bfloat16"
+    mixed = replace(half, param_dtype="float32", accuracy="bf16")
+    assert RunInfo.from_json(json.loads(json.dumps(mixed.as_json()))) == mixed
+
+
+def test_published_results_of_earlier_versions_are_read() -> None:
+    found = [read_best(path) for path in sorted(REPORTS.glob("*/*/best.json"))]
+    assert found and all(known is not None for known in found)
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:

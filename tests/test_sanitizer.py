@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.sanitized_run import SHAPES
-from tests.test_variants import EVERY
+from tests.variant_cases import EVERY
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = (os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin", "/usr/local/cuda/compute-sanitizer")

@@ -30,8 +30,8 @@ FAULTS: dict[str, Run] = {**kernels.FAULTY_KERNELS, **{name: kernels.spoiled(s) 
 
 
 @cache
-def validator(shape: Shape, accuracy: str = "fp32") -> Validator:
-    return Validator(Problem.of(shape), accuracy=accuracy)
+def validator(shape: Shape, accuracy: str = "") -> Validator:
+    return Validator(Problem.of(shape, accuracy=accuracy))
 
 
 def reason_of(verdict: Verdict) -> str:
@@ -41,11 +41,16 @@ def reason_of(verdict: Verdict) -> str:
     return verdict.reason
 
 
+def is_probe(inputs: Inputs) -> bool:
+    """By its eps, which nothing else has."""
+    return inputs.eps >= 2.0
+
+
 def on_other_data_than_the_probe(change: Callable[[AnyFloats], AnyFloats]) -> Run:
     """The plain kernel, right on the exact probe, with all its results changed elsewhere."""
     def run(inputs: Inputs, wants: frozenset[str]) -> Gradients:
         right = PLAIN(inputs, wants)
-        return right if inputs.eps == 3.0 else Gradients(**{name: change(a) for name, a in right.present().items()})
+        return right if is_probe(inputs) else Gradients(**{name: change(a) for name, a in right.present().items()})
     return run
 
 
@@ -98,7 +103,7 @@ def test_the_probe_sees_one_skipped_row_that_passes_the_bound() -> None:
 
 def test_the_probe_sees_one_skipped_row_where_hidden_is_odd() -> None:
     reason = reason_of(validator(Shape(1, 65536, 5, 3)).validate(skipping_one_of_many))
-    assert reason.startswith("dbeta[0]")
+    assert reason.startswith("dgamma[0]")
     assert reason.endswith("(exact probe, 65521 rows)")
 
 
@@ -117,7 +122,7 @@ def test_an_exact_mismatch_is_located_and_counted() -> None:
 def test_the_probe_sees_a_single_unit_in_the_last_place(name: str) -> None:
     def run(inputs: Inputs, wants: frozenset[str]) -> Gradients:
         right = PLAIN(inputs, wants)
-        if inputs.eps == 3.0:
+        if is_probe(inputs):
             result = right.present()[name]
             result.flat[-1] = np.nextafter(result.flat[-1], np.float32(np.inf))
         return right
@@ -144,28 +149,15 @@ def test_one_float32_chain_of_65536_terms_is_refused() -> None:
     assert 2e-6 < verdict.errors["db"].normwise < 2e-5
 
 
-@pytest.mark.parametrize(("product", "error", "finer", "own"), [
-    (kernels.bf16x3_product, 4.4e-6, "fp32", "tf32"),
-    (kernels.tf32_product, 2.9e-4, "fp32", "tf32"),
-    (kernels.bf16_product, 2.4e-3, "fp16", "bf16"),
-])
-def test_rounded_products_belong_to_their_class(product: kernels.Product, error: float, finer: str, own: str) -> None:
-    """The errors are those measured of such products on real hardware; the probe, being exact in all, passes them."""
-    shape, kernel = Shape(1, 1024, 128, 128), replace(PLAIN, product=product)
-    refused = validator(shape, finer).validate(kernel)
-    assert f"accuracy class {finer}" in reason_of(refused)
-    assert max(figure.normwise for figure in refused.errors.values()) == pytest.approx(error, rel=0.5)
-    accepted = validator(shape, own).validate(kernel)
-    assert accepted.ok, accepted.reason
-
-
 @pytest.mark.parametrize("accuracy", ACCURACY)
 def test_the_limit_of_each_class_from_both_sides(accuracy: str) -> None:
     shape, limit = Shape(1, 512, 32, 16), ACCURACY[accuracy].limit
 
     def verdict(error: float) -> Verdict:
-        factor = np.float32(1 + error)
-        return validator(shape, accuracy).validate(on_other_data_than_the_probe(lambda result: result * factor))
+        def run(inputs: Inputs, wants: frozenset[str]) -> Gradients:
+            return (wrong if inputs.rows == shape.rows else PLAIN)(inputs, wants)
+        wrong = on_other_data_than_the_probe(lambda result: result * np.float32(1 + error))
+        return validator(shape, accuracy).validate(run)
 
     assert verdict(0.8 * limit).ok
     assert f"accuracy class {accuracy}" in reason_of(verdict(1.2 * limit))
@@ -188,7 +180,7 @@ def test_one_pass_variance_is_refused_on_large_means() -> None:
 def test_the_worst_element_among_repeated_rows_is_named() -> None:
     def run(inputs: Inputs, wants: frozenset[str]) -> Gradients:
         right = PLAIN(inputs, wants)
-        if inputs.rows == 70_000 and inputs.eps != 3.0:
+        if inputs.rows == 70_000 and not is_probe(inputs):
             assert right.dx is not None
             expected.append(float(right.dx[69_001, 3]))
             right.dx[69_001, 3] += np.float32(3e-4)
@@ -342,5 +334,3 @@ def test_an_error_relative_to_nothing_is_infinite() -> None:
 def test_nothing_to_validate_is_refused() -> None:
     with pytest.raises(InputError, match="without rows"):
         Validator(Problem(0, 8, 4))
-    with pytest.raises(InputError, match="'fp64' is no accuracy class"):
-        Validator(Problem(4, 8, 4), accuracy="fp64")

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from codegen.problem import Shape
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes: done; nothing was found, or this machine lacks something; the arguments make no sense; Ctrl-C."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
 def as_shape(shape: Shape | str | Sequence[int]) -> Shape:

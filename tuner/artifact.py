@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from codegen.artifact import ArtifactInfo, ArtifactKernel, ErrorFigures, artifact
 from codegen.config import Config
+from codegen.dtypes import ITEMSIZE
 from codegen.limits import Limits
 from codegen.problem import Problem, Shape
 from codegen.render import Source, render
@@ -110,7 +112,7 @@ def _last(problem: Problem, limits: Limits, most: int, choose: Choice) -> Config
 
 def _most_rows(problem: Problem) -> int:
     """The largest power of two of rows that GPU_BYTES can hold, and no less than the problem's."""
-    held = GPU_BYTES // (4 * (2 * problem.hidden + problem.out))
+    held = GPU_BYTES // (ITEMSIZE[problem.dtype] * (2 * problem.hidden + problem.out))
     return max(_power_at_most(max(held, 1)), problem.rows)
 
 
@@ -129,14 +131,21 @@ def _lowest_fit(problem: Problem, config: Config, limits: Limits) -> int:
 
 
 def _highest_fit(problem: Problem, config: Config, limits: Limits, most: int) -> int | None:
-    """The highest row count the config serves, if there are any above it; the problem's is the one it was chosen for."""
-    highest, rows = problem.rows, 2 * _power_at_most(max(problem.rows, 1))
-    while rows <= most:
-        at = replace(problem, rows=rows)
-        if why_not(at, config, limits) is not None or _absurdly_slow(at, config, limits):
-            return highest
-        highest, rows = rows, 2 * rows
-    return None
+    """The highest row count the config serves, if there are any above it; the problem's is the one it was chosen for.
+
+    Where it is absurdly slow at one row count it is taken to be so at all above, so few need a look.
+    """
+    served, rows = [problem.rows], 2 * _power_at_most(max(problem.rows, 1))
+    while rows <= most and why_not(replace(problem, rows=rows), config, limits) is None:
+        served.append(rows)
+        rows *= 2
+
+    def slow(at: int) -> bool:
+        return _absurdly_slow(replace(problem, rows=at), config, limits)
+
+    if len(served) == 1 or not slow(served[-1]):
+        return served[-1] if rows <= most else None
+    return served[bisect.bisect_left(served, True, lo=1, key=slow) - 1]
 
 
 def _absurdly_slow(problem: Problem, config: Config, limits: Limits) -> bool:

@@ -19,22 +19,23 @@ from tuner.arguments import as_shape, parse_names
 from tuner.choose import open_executor
 from tuner.errors import InputError
 from tuner.executors import Executor, Program
+from tuner.executors.arrays import output_specs
 from tuner.guess import best_predicted
-from tuner.inputs import Array32, Gradients, Inputs, gradient_shapes
+from tuner.inputs import AnyFloats, Gradients, Inputs
 from tuner.known import best_known
 
 
-def backward(dy: Array32, x: Array32, gamma: Array32 | None, beta: Array32 | None, w: Array32, eps: float = 1e-5,
+def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloats | None, w: AnyFloats, eps: float = 1e-5,
              wants: Iterable[str] | str | None = None, config: Config | str | None = None,
              executor: Executor | str | None = None) -> Gradients:
     """The gradients of `y = Linear(LayerNorm(x))`.
 
     Args:
-        dy: incoming gradient, float32 [..., O].
-        x: input of the LayerNorm, float32 [..., H], with the leading dimensions of dy.
-        gamma: scale, float32 [H]; None: there is none.
-        beta: shift, float32 [H]; None: there is none.
-        w: weight of the Linear, float32 [O, H].
+        dy: incoming gradient [..., O], float32, float16 or bfloat16 (ml_dtypes.bfloat16).
+        x: input of the LayerNorm [..., H], with the leading dimensions and the data type of dy.
+        gamma: scale [H]; None: there is none.
+        beta: shift [H]; None: there is none.
+        w: weight of the Linear [O, H]; it, gamma and beta have all the data type of x or all float32.
         eps: of the LayerNorm.
         wants: the gradients to compute, a list of names or "dx,dw"; None: all that exist.
         config: the kernel; None: the best of earlier tuning runs for this H and O on this device that is right and worth taking
@@ -44,11 +45,12 @@ def backward(dy: Array32, x: Array32, gamma: Array32 | None, beta: Array32 | Non
     Arrays of any memory layout are taken; what is not C-contiguous is copied.
 
     Returns:
-        dx of the shape of x, dgamma [H], dbeta [H], dw [O, H], db [O], all C-contiguous float32; None for those not wanted,
-        for dgamma without gamma and for dbeta without beta. Without rows, dx is empty and the others are zero.
+        dx of the shape and data type of x, dgamma [H], dbeta [H], dw [O, H], db [O] of the data type of w, all C-contiguous;
+        None for those not wanted, for dgamma without gamma and for dbeta without beta. Without rows, dx is empty and the others
+        are zero.
 
     Raises:
-        InputTypeError: an argument is of another type or data type.
+        InputTypeError: an argument is of another type or data type, or data types do not go together.
         InputError: shapes do not agree, eps is not positive, or a gradient is wanted of something that is None.
         InvalidProblem: `wants` is empty or names something else.
         InvalidConfig: there is no such config, or it cannot run these sizes.
@@ -58,26 +60,29 @@ def backward(dy: Array32, x: Array32, gamma: Array32 | None, beta: Array32 | Non
     inputs = Inputs.from_arrays(dy, x, gamma, beta, w, eps)
     chosen = _wanted(inputs, wants)
     opened = _opened("auto" if executor is None else executor)
-    problem = Problem(inputs.rows, inputs.hidden, inputs.out, wants=chosen)
+    problem = Problem(inputs.rows, inputs.hidden, inputs.out, inputs.dtype, chosen, param_dtype=inputs.param_dtype)
     if inputs.rows == 0:
-        shapes = gradient_shapes(0, inputs.hidden, inputs.out)
-        return _shaped(Gradients(**{name: np.zeros(shapes[name], np.float32) for name in chosen}), x.shape)
+        nothing = output_specs(inputs, chosen)
+        return _shaped(Gradients(**{name: np.zeros(spec.shape, spec.dtype) for name, spec in nothing.items()}), x.shape)
     kernel = _choose(problem, opened) if config is None else _given(config, problem, opened)
     return _shaped(_program(replace(problem, rows=1), kernel, cast(Hashable, opened)).run(inputs, chosen), x.shape)
 
 
-def configs(shape: Shape | str | Sequence[int], *, target: str = "sm_90", dtype: str = "float32", deterministic: bool = False,
-            variants: Iterable[str] | str | None = None, wants: Iterable[str] | str | None = None) -> list[Config]:
+def configs(shape: Shape | str | Sequence[int], *, target: str = "sm_90", dtype: str = "float32", param_dtype: str = "",
+            accuracy: str = "", deterministic: bool = False, variants: Iterable[str] | str | None = None,
+            wants: Iterable[str] | str | None = None) -> list[Config]:
     """Every config that can run the shape on a GPU of that architecture and is worth trying, in a fixed order.
 
-    `variants` and `wants` are lists of names or texts with commas: "dx,dw"; None: all.
+    `variants` and `wants` are lists of names or texts with commas: "dx,dw"; None: all. `param_dtype` is the data type of gamma,
+    beta and w, empty for that of dy and x; `accuracy` is the class results must meet, empty for that of the data type.
 
     Raises:
-        InvalidProblem, UnsupportedDtype: the shape, data type or wanted gradients describe no problem.
+        InvalidProblem, UnsupportedDtype: the shape, data types, class or wanted gradients describe no problem.
         InvalidConfig: there is no such target or variant.
     """
     chosen = None if wants is None else parse_names(wants)
-    problem = Problem.of(as_shape(shape), dtype=dtype, wants=chosen, deterministic=deterministic)
+    problem = Problem.of(as_shape(shape), dtype=dtype, wants=chosen, deterministic=deterministic, param_dtype=param_dtype,
+                         accuracy=accuracy)
     return valid_configs(problem, limits_of(target), None if variants is None else parse_names(variants))
 
 

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
-from codegen.dtypes import DTYPES
+from codegen.dtypes import ACCURACIES, DTYPES, OWN_CLASS
 from codegen.errors import CodegenError
 from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
-from tuner.arguments import parse_names
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
 from tuner.choose import EXECUTORS, open_executor
 from tuner.companions import choose_companion
 from tuner.errors import InputError, InputTypeError, TunerError
@@ -30,15 +29,7 @@ from tuner.publish import Folder, Published
 from tuner.tuning import SHORTLIST, TRIALS, Request, TuningRun
 from tuner.wording import share_of_floor, time_text
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 TARGET = "sm_90"
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Ctrl-C; what was finished is kept.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["bench"]:
+        from tuner.bench import cli as bench
+
+        return bench.main(given[1:])
     options = _parser().parse_args(given)
     try:
         return _tune(options, "python -m tuner " + shlex.join(given))
@@ -68,15 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="tuner", description="Finds the fastest valid CUDA kernel for the backward pass of y = Linear(LayerNorm(x)).",
+        epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU.",
         allow_abbrev=False)
     parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
     parser.add_argument("--executor", choices=EXECUTORS, default="auto",
                         help="cuda: measure on the GPU; host: predict, validate on the CPU; auto: the GPU if there is one")
     parser.add_argument("--target", metavar="ARCH",
                         help=f"what to predict for without a GPU: {', '.join(TARGETS)} (default {TARGET})")
-    parser.add_argument("--dtype", default="float32", help=f"data type of all tensors: {', '.join(DTYPES)}")
+    parser.add_argument("--dtype", default="float32", help=f"data type of dy, x and dx: {', '.join(DTYPES)} (default float32)")
+    parser.add_argument("--param-dtype", default="", metavar="DTYPE",
+                        help="data type of gamma, beta, w and their gradients: that of --dtype (default) or float32")
+    parser.add_argument("--accuracy", default="", metavar="CLASS",
+                        help=f"what every kernel must meet: {', '.join(ACCURACIES)} (default: the class of --dtype)")
     parser.add_argument("--eps", type=float, default=1e-5, help="eps of the LayerNorm (default 1e-5)")
     parser.add_argument("--deterministic", action="store_true", help="only kernels whose results are bitwise reproducible")
     parser.add_argument("--variants", type=parse_names, metavar="A,B", help=f"only these variants, of {', '.join(VARIANTS)}")
@@ -93,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
 def _tune(options: argparse.Namespace, command: str) -> int:
     request = Request(
         Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, options.trials,
-        options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command)
+        options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command,
+        param_dtype=options.param_dtype, accuracy=options.accuracy)
     request.problem()
     with closing(open_executor(options.executor, options.target or TARGET)) as executor:
         if executor.measures and options.target is not None:
@@ -128,11 +129,16 @@ def _run(request: Request, executor: Executor, out: Path | None) -> int:
 
 def _default_folder(executor: Executor, request: Request) -> Path:
     """reports/<device>/<shape>-<dtype>, and what else sets the run apart from an ordinary one."""
-    parts = [request.shape.slug, request.dtype]
+    problem = request.problem()
+    parts = [request.shape.slug, problem.dtype]
+    if problem.param_dtype != problem.dtype:
+        parts.append(f"param-{problem.param_dtype}")
+    if problem.accuracy != OWN_CLASS[problem.dtype]:
+        parts.append(problem.accuracy)
     if request.deterministic:
         parts.append("deterministic")
-    if request.wants is not None and request.wants != ALL_GRADIENTS:
-        parts += [name for name in GRADIENTS if name in request.wants]
+    if problem.wants != ALL_GRADIENTS:
+        parts += [name for name in GRADIENTS if name in problem.wants]
     return reports_folder() / executor.slug / "-".join(parts)
 
 

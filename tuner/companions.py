@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from codegen.config import Config
 from codegen.limits import Limits
@@ -11,11 +12,10 @@ from codegen.problem import Problem
 from codegen.render import render
 from tuner.candidates import survey
 from tuner.choose import open_host
-from tuner.costmodel import predict
 from tuner.errors import CompileError, DeviceLost, NoValidKernel
 from tuner.evaluate import HOST_MULTIPLY_ADDS
 from tuner.executors import Executor
-from tuner.guess import best_predicted
+from tuner.guess import best_predicted, rank
 from tuner.outcome import TuneResult
 from tuner.validate import Validator
 
@@ -75,6 +75,5 @@ def _likeliest(problem: Problem, limits: Limits) -> Iterator[Config]:
     """The cost model's favourite by descent, then, where that is not valid, the best of all there are."""
     favourite = best_predicted(problem, limits)
     yield favourite
-    valid = survey(problem, limits).valid
-    ranked = sorted(valid, key=lambda config: predict(problem, config, limits).time_us)
-    yield from (config for config in ranked[:TRIES] if config != favourite)
+    ranked = islice(rank(survey(problem, limits)), TRIES)
+    yield from (config for config in ranked if config != favourite)

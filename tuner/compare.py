@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.dtypes import OWN_CLASS
 from codegen.problem import ALL_GRADIENTS
-from tuner.bounds import accuracy_class, bounds, normwise_scales
-from tuner.inputs import AnyFloats, Gradients, Inputs, Repeated, gradient_shapes
+from codegen.tensors import BY_NAME, gradient_shapes
+from tuner.bounds import FORMATS, accuracy_class, bounds, normwise_scales, rounded_bound
+from tuner.dtypes import NUMPY
+from tuner.inputs import AnyFloats, Gradients, Inputs, Repeated
 from tuner.reference import Array64, reference
 
 BLOCK_ELEMENTS = 1 << 16
 """Elements compared at a time: their float64 temporaries stay in the cache."""
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Target:
     Attributes:
         name: the gradient.
         shape: its shape.
-        value: the right values, a table [P, N] of P rows (vectors: N = 1).
+        dtype: its data type (codegen.dtypes).
+        value: the right values, a table [P, N] of P rows (vectors: N = 1), in float32 or float64.
         bound: the largest error of each of them, of the same shape, never NaN; None: they must be met exactly.
         signs: for a result of more rows than `value`: its row r is row r mod P times signs[r]. None: `value` as it is.
         norm: what the normwise error is relative to; 0 where it is not asked for.
@@ -44,13 +46,14 @@ class Target:
 
     name: str
     shape: tuple[int, ...]
+    dtype: str
     value: AnyFloats
     bound: NDArray[np.float32] | None
     signs: NDArray[np.int8] | None
     norm: float
 
     def _blocks(self, got: AnyFloats) -> Iterator[tuple[int, AnyFloats, AnyFloats, slice]]:
-        """Per block: the flat index of its first element, the result, what is right, and its rows in `value`."""
+        """Per block: the flat index of its first element, the result in float32, what is right, and its rows in `value`."""
         period, width = self.value.shape
         table = got.reshape(-1, width)
         step = max(1, BLOCK_ELEMENTS // width)
@@ -62,7 +65,7 @@ class Target:
             value = self.value[rows]
             if self.signs is not None:
                 value = value * self.signs[start:start + count, None]
-            yield start * width, table[start:start + count], value, rows
+            yield start * width, table[start:start + count].astype(np.float32, copy=False), value, rows
             start += count
 
     def form_fault(self, got: AnyFloats | None) -> str | None:
@@ -71,16 +74,24 @@ class Target:
             return f"{self.name} is missing"
         if got.shape != self.shape:
             return f"{self.name} has the shape {got.shape} instead of {self.shape}"
-        if got.dtype != np.float32:
-            return f"{self.name} is {got.dtype} instead of float32"
+        if got.dtype != NUMPY[self.dtype]:
+            return f"{self.name} is {got.dtype} instead of {self.dtype}"
         if not got.flags.c_contiguous:
             return f"{self.name} is not C-contiguous"
         return None
 
+    @np.errstate(invalid="ignore")
     def finiteness_fault(self, got: AnyFloats) -> str | None:
-        """The first element that is finite where it must not be, or the reverse. Infinity and NaN count as equal."""
-        for offset, block, value, _ in self._blocks(got):
-            misplaced = np.isfinite(block) != (np.abs(value) <= FLOAT32_MAX)
+        """The first element that is finite where it must not be, or the reverse. Infinity and NaN count as equal.
+
+        Where the largest number of the data type lies within the bound of the right value, either will do.
+        """
+        overflow = FORMATS[self.dtype].overflow
+        for offset, block, value, rows in self._blocks(got):
+            bound = 0.0 if self.bound is None else self.bound[rows].astype(np.float64)
+            size = np.abs(value, dtype=np.float64)
+            may_be_finite, may_be_infinite = size - bound < overflow, ~(size + bound < overflow)
+            misplaced = ~np.where(np.isfinite(block), may_be_finite, may_be_infinite)
             if misplaced.any():
                 i = int(misplaced.argmax())
                 return f"{self._element(offset + i)}: {block.flat[i]:.9g} where {value.flat[i]:.9g} is right"
@@ -120,8 +131,8 @@ class Target:
         if worst.ratio <= 1.0:
             return None
         right = self._right(worst.index)
-        return (f"{self._element(worst.index)}: {got.flat[worst.index]:.9g} where {right:.9g} +- {worst.bound:.2g} is right, "
-                f"{worst.ratio:.3g} times the bound")
+        return (f"{self._element(worst.index)}: {float(got.flat[worst.index]):.9g} where {right:.9g} +- {worst.bound:.2g} is "
+                f"right, {worst.ratio:.3g} times the bound")
 
     def _right(self, index: int) -> float:
         period, width = self.value.shape
@@ -202,7 +213,7 @@ def _first(reasons: Iterator[str | None]) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-def build_case(kind: str, data: Repeated, wants: frozenset[str], accuracy: str, *, inputs: Inputs | None = None,
+def build_case(kind: str, data: Repeated, wants: frozenset[str], accuracy: str = "", *, inputs: Inputs | None = None,
                exact: frozenset[str] = frozenset(), normwise: bool = False) -> Case:
     """The case of judging a run on `data`, with reference and bounds worked out on its base alone.
 
@@ -210,12 +221,14 @@ def build_case(kind: str, data: Repeated, wants: frozenset[str], accuracy: str, 
         kind: names the data in reasons.
         data: the rows, repeated or not.
         wants: the gradients asked for.
-        accuracy: the accuracy class.
+        accuracy: the accuracy class; empty stands for that of the data type.
         inputs: `data` written out, where the caller has it already.
-        exact: the gradients that must be met exactly; the others are judged by their bound.
+        exact: the gradients that must be met exactly, up to one rounding to their data type at the end; the others are judged
+            by their bound.
         normwise: whether the normwise limit of the class is tested as well.
     """
     base, counts = data.base, data.counts
+    accuracy = accuracy or OWN_CLASS[base.dtype]
     right = reference(base, wants, data.weights).present()
     bounded = wants - exact
     limits = bounds(base, bounded, accuracy, counts).present() if bounded else {}
@@ -223,15 +236,18 @@ def build_case(kind: str, data: Repeated, wants: frozenset[str], accuracy: str, 
     shapes = gradient_shapes(data.rows, base.hidden, base.out)
 
     def target(name: str, value: AnyFloats) -> Target:
+        dtype = BY_NAME[name].dtype(base.dtype, base.param_dtype)
         table = value if value.ndim == 2 else value[:, None]
         if name in exact:
-            return Target(name, shapes[name], table.astype(np.float32), None, signs(name), 0.0)
-        bound = np.where(np.isnan(limits[name]), 1.0, limits[name]).reshape(table.shape).astype(np.float32)
+            rounded = table.astype(np.float32).astype(NUMPY[dtype]).astype(np.float32)
+            return Target(name, shapes[name], dtype, rounded, None, signs(name), 0.0)
+        limit = rounded_bound(limits[name], value, dtype)
+        bound = np.where(np.isnan(limit), 1.0, limit).reshape(table.shape).astype(np.float32)
         norm = 0.0
         if normwise:
             squares = np.einsum("rc,rc->r", table, table)
             norm = max(math.sqrt(squares @ counts if name == "dx" else squares.sum()), scales[name])
-        return Target(name, shapes[name], table, bound, signs(name), norm)
+        return Target(name, shapes[name], dtype, table, bound, signs(name), norm)
 
     def signs(name: str) -> NDArray[np.int8] | None:
         return data.signs if name == "dx" else None
@@ -241,8 +257,10 @@ def build_case(kind: str, data: Repeated, wants: frozenset[str], accuracy: str, 
     return Case(title, data.expand() if inputs is None else inputs, targets, accuracy if normwise else None)
 
 
-def bound_fault(inputs: Inputs, got: Gradients, wants: frozenset[str] = ALL_GRADIENTS, accuracy: str = "fp32") -> str | None:
+def bound_fault(inputs: Inputs, got: Gradients, wants: frozenset[str] = ALL_GRADIENTS, accuracy: str = "") -> str | None:
     """Why `got` is not the right result for `inputs`, any data at all, by the per-element bound; None where it is.
+
+    `accuracy` empty stands for the class of the data type.
 
     Raises:
         InvalidProblem: `wants` is empty or names something else.

@@ -2,14 +2,15 @@
 
 A prediction is the sum over a plan's steps, in microseconds. A launch takes
 
-    launch + longest + OVERLAP * others,    the longest and the others of latency, issue, shared, l2, memory and atomics
+    launch + longest + OVERLAP * others,    the longest and the others of latency, issue, matrix, shared, l2, memory, atomics
 
 launch   an empty kernel replayed from a graph; a fill takes one for each of its tensors. Limits.launch_us.
-latency  a block's serial chain, times the rounds in which the blocks of one SM follow each other. Latencies: tuner/work.py.
+latency  a block's serial chain, times the rounds in which the blocks of one SM follow each other. Latencies: tuner/work/base.py.
          How many blocks are resident at a time follows from registers (nvcc's report where there is one, else an estimate),
          shared memory, threads and block slots: codegen/limits.py.
 issue    the warp instructions of the busiest SM, four a cycle, which are 128 FMA; fewer blocks than SMs, or fewer than four
          warps on an SM, show here. Four schedulers an SM: "Compute Capability 9.0" in the CUDA C++ Programming Guide.
+matrix   multiply-adds of the busiest SM's tensor cores through mma.sync. Limits.arch, codegen/limits.py.
 shared   passes through the 128-byte port of L1 and shared memory on the busiest SM, one a cycle. The same guide.
 l2       bytes between all SMs and L2, re-reads of w and partial sums among them. L2_TBPS.
 memory   bytes of the tensors and the workspace that L2 cannot keep between calls. Limits.copy_tbps, Limits.l2_bytes.
@@ -20,14 +21,17 @@ It ranks configs; it is no measurement, and whoever shows its numbers calls them
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from codegen.config import Config
-from codegen.limits import Limits
+from codegen.limits import Limits, matrix_rate
 from codegen.plan import Fill, Launch, Plan
 from codegen.problem import Problem
 from codegen.space import variant_of
+from codegen.tensors import BY_NAME, TENSORS, Tensor, itemsize
 from codegen.variants import constants
 from tuner.executors import Resources
 from tuner.work import Setting, Work, work
@@ -58,7 +62,7 @@ class StepCost:
     Attributes:
         name: the kernel, or "fill".
         time_us: microseconds, the launch included.
-        limited_by: the term that decides: launch, latency, issue, shared, l2, memory or atomics.
+        limited_by: the term that decides: launch, latency, issue, matrix, shared, l2, memory or atomics.
         blocks_per_sm: resident blocks; 0 for fills.
     """
 
@@ -103,11 +107,11 @@ def predict(problem: Problem, config: Config, limits: Limits, resources: Mapping
     steps: list[StepCost] = []
     for step in plan.steps:
         if isinstance(step, Fill):
-            steps.append(_fill(problem, step, limits))
+            steps.append(_fill(problem, plan, step, limits))
         elif blocks := step.grid.evaluate(problem.rows, limits.sms):
             splits = max(1, plan.splits.evaluate(problem.rows, limits.sms))
             cache = max(16 << 10, limits.shared_per_sm - step.shared_bytes)
-            setting = Setting(problem, named, str(params["reduction"]), blocks, step.block, splits, cache)
+            setting = Setting(problem, named, params, blocks, step.block, splits, cache)
             done = work(step.kernel, setting)
             entry = used.setdefault(step.kernel, Resources(done.registers, step.shared_bytes, estimated=True))
             memory = _uncached_bytes(problem, plan, limits) / len(plan.launches)
@@ -128,12 +132,10 @@ def resident_blocks(threads: int, registers: int, shared_bytes: int, limits: Lim
                       limits.registers_per_sm // (warps * warp_registers), limits.shared_per_sm // shared))
 
 
+@functools.lru_cache(maxsize=64)  # a prediction asks for it several times
 def tensor_bytes(problem: Problem) -> int:
     """Bytes that every call must move at least: each input read once, each wanted gradient written once."""
-    rows, hidden, out = problem.rows, problem.hidden, problem.out
-    sizes = {"dx": rows * hidden, "dgamma": hidden, "dbeta": hidden, "dw": hidden * out, "db": out}
-    read = rows * (hidden + out) + 2 * hidden + hidden * out
-    return 4 * (read + sum(sizes[name] for name in problem.wants))
+    return sum(_bytes_of(tensor, problem) for tensor in TENSORS if tensor.role == "input" or tensor.name in problem.wants)
 
 
 def floor_us(problem: Problem, limits: Limits) -> float:
@@ -156,10 +158,14 @@ def _uncached_bytes(problem: Problem, plan: Plan, limits: Limits) -> float:
     return max(0.0, total - limits.l2_bytes)
 
 
-def _fill(problem: Problem, fill: Fill, limits: Limits) -> StepCost:
-    hidden, out = problem.hidden, problem.out
-    sizes = {"dx": problem.rows * hidden, "dgamma": hidden, "dbeta": hidden, "dw": hidden * out, "db": out}
-    moved = 4 * sum(sizes.get(name, 0) for name in fill.names)
+def _bytes_of(tensor: Tensor, problem: Problem) -> int:
+    elements = math.prod(tensor.shape(problem.rows, problem.hidden, problem.out))
+    return elements * itemsize(tensor.name, problem.dtype, problem.param_dtype)
+
+
+def _fill(problem: Problem, plan: Plan, fill: Fill, limits: Limits) -> StepCost:
+    moved = sum(_bytes_of(BY_NAME[name], problem) for name in fill.names if name in BY_NAME)
+    moved += sum(buffer.bytes(problem.rows, limits.sms) for buffer in plan.workspace if buffer.name in fill.names)
     return StepCost("fill", len(fill.names) * limits.launch_us + moved / (L2_TBPS * 1e6), "launch")
 
 
@@ -172,6 +178,7 @@ def _launch(step: Launch, blocks: int, done: Work, registers: int, memory_bytes:
     terms = {
         "latency": -(-busiest // resident) * done.chain * cycle_us,
         "issue": busiest * done.instructions / schedulers * cycle_us,
+        "matrix": busiest * done.matrix / (blocks * matrix_rate(limits.arch) * schedulers / 4) * cycle_us,
         "shared": busiest * done.wavefronts * cycle_us,
         "l2": done.l2_bytes / (L2_TBPS * 1e6),
         "memory": memory_bytes / (limits.copy_tbps * 1e6),

@@ -1,38 +1,58 @@
-"""One candidate from config to record: rendered, compiled, validated and, where a GPU is, timed."""
+"""One candidate from config to record: rendered, compiled, validated and, where a GPU is, timed.
+
+Where validating is quick, every candidate is validated, and then timed. Where it is not (COSTLY_ELEMENTS), a candidate must first
+pass a small exact probe, and then be faster than the best; what is slower is recorded as that, and is not called valid.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
 from codegen.config import Config
+from codegen.limits import Limits
+from codegen.plan import Plan
 from codegen.problem import Problem
 from codegen.render import render
+from codegen.tensors import TENSORS
 from tuner.costmodel import plausible_us
 from tuner.errors import CompileError, DeviceLost, LaunchError
 from tuner.executors import Executor, Program, Resources, Run, TimedProgram
 from tuner.inputs import Gradients, Inputs, random_inputs, read_only, repeated
+from tuner.outcome import spills
 from tuner.records import Record, Status
-from tuner.validate import BASE_ROWS, Validator
+from tuner.validate import BASE_ROWS, Validator, Verdict
 
 HOST_MULTIPLY_ADDS = 30_000_000
 """Largest rows * H * O of one run on the CPU: below a second."""
 
-QUICK_SAMPLES, QUICK_SECONDS = 7, 0.05
-"""Timing of every valid candidate."""
+QUICK_SAMPLES, QUICK_SECONDS = 3, 0.002
+"""The first timing of a candidate: one call where calls are long."""
+
+HOPELESS = 2.0
+"""A candidate whose first timing is so many times the best is not timed any better."""
+
+SAMPLES, SECONDS = 7, 0.05
+"""Timing of every other candidate."""
 
 FINAL_SAMPLES, FINAL_SECONDS = 20, 0.1
 """Timing of a finalist in one round."""
 
+COSTLY_ELEMENTS = 1 << 24
+"""Elements of all tensors of a call from which validating takes too long to do for each candidate: at 8192 rows of 4096 and 12288
+values, 3e8 elements, comparing alone takes 2.7 s of a CPU, the small probe 0.2 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A candidate after its compilation: the program, or the record of why there is none."""
+    """A candidate after its compilation: the program and its plan, or the record of why there is none."""
 
     config: Config
     program: Program | None
+    plan: Plan | None
     failure: Record | None
 
 
@@ -48,24 +68,30 @@ class Evaluator:
         eps: of the timed call.
         seed: of the data.
         report: what a device compiler says of a config, for executors that have none; None: nothing.
+
+    Attributes:
+        best_us: the shortest time of a valid candidate so far, microseconds; infinite before there is one.
     """
 
     def __init__(self, executor: Executor, problem: Problem, *, eps: float = 1e-5, seed: int = 0,
                  report: Callable[[Config], Mapping[str, Resources]] | None = None) -> None:
         self.executor = executor
         self.problem = problem
+        self.best_us = math.inf
         self._eps = eps
         self._seed = seed
         self._report = report
+        self._costly = _elements(problem) >= COSTLY_ELEMENTS
         cap = None if executor.measures else HOST_MULTIPLY_ADDS
         self.validator = Validator(problem, seed=seed, max_multiply_adds=cap)
 
     def compile(self, config: Config) -> Compiled:
         """Renders and compiles."""
+        source = render(self.problem, config)
         try:
-            return Compiled(config, self.executor.compile(render(self.problem, config)), None)
+            return Compiled(config, self.executor.compile(source), source.plan, None)
         except CompileError as error:
-            return Compiled(config, None, Record(config, Status.COMPILE_ERROR, str(error)))
+            return Compiled(config, None, None, Record(config, Status.COMPILE_ERROR, str(error)))
 
     def judge(self, compiled: Compiled) -> Record:
         """Validates, and times what is valid. Records without a GPU have no time yet.
@@ -74,22 +100,68 @@ class Evaluator:
             DeviceLost: the device cannot be used any more; this candidate was the last that ran.
         """
         config, program = compiled.config, compiled.program
-        if program is None:
+        if program is None or compiled.plan is None:
             assert compiled.failure is not None
             return compiled.failure
+        record = Record(config, Status.OK, resources=program.resources)
+        if not self.executor.measures:
+            record = self._validated(record, program)
+            return self._reported(record, self._report) if record.status is Status.OK and self._report else record
+        if reason := _too_large(compiled.plan, program.resources, self.executor.limits):
+            return replace(record, status=Status.LAUNCH_ERROR, reason=reason)
+        if spills(record) and self.best_us < math.inf:
+            return replace(record, status=Status.SPILLS, reason="keeps values in local memory, for want of registers; not run")
+        record = self._measured(record, program)
+        if record.status is Status.OK:
+            self.best_us = min(self.best_us, record.best_us)
+        return record
+
+    def validate(self, record: Record) -> Record:
+        """A record of a candidate that was slower, once more: valid now, or why it is not.
+
+        Raises:
+            DeviceLost: as judge.
+        """
+        program = self.compile(record.config).program
+        assert program is not None
+        return self._validated(replace(record, status=Status.OK, reason=None), program)
+
+    def time(self, program: Program, samples: int, seconds: float) -> float:
+        """The median time of one call in microseconds, on random data at the tuned row count.
+
+        Raises:
+            LaunchError: the program cannot be timed.
+        """
+        timed = cast(TimedProgram, program)
+        return timed.time(self._timed_inputs, self.problem.wants, samples=samples, budget_s=seconds).median
+
+    def _measured(self, record: Record, program: Program) -> Record:
+        checked = self._screened(record, program) if self._costly else self._validated(record, program)
+        timed = self._timed(checked, program) if checked.status is Status.OK else checked
+        if timed.status is not Status.OK or not self._costly:
+            return timed
+        if timed.best_us < self.best_us:
+            return self._validated(timed, program)
+        reason = f"took {timed.best_us:.4g} us where the best so far took {self.best_us:.4g} us; screened, not validated"
+        return replace(timed, status=Status.SLOWER, reason=reason)
+
+    def _screened(self, record: Record, program: Program) -> Record:
+        launched = _Launches()
+        verdict = self.validator.screen(launched.watching(program.run))
+        return record if verdict.ok else launched.rejected(record, verdict)
+
+    def _validated(self, record: Record, program: Program) -> Record:
         launched = _Launches()
         variations = {what: launched.watching(run) for what, run in program.variations.items()}
         verdict = self.validator.validate(launched.watching(program.run), variations)
-        record = Record(config, Status.OK, errors=verdict.errors, rows=verdict.rows, resources=program.resources)
-        if not verdict.ok:
-            return replace(record, status=Status.LAUNCH_ERROR if launched.failed else Status.WRONG, reason=verdict.reason)
-        if self.executor.measures:
-            return self._timed(record, program)
-        return record if self._report is None else self._reported(record, self._report)
+        record = replace(record, errors=verdict.errors, rows=verdict.rows)
+        return record if verdict.ok else launched.rejected(record, verdict)
 
     def _timed(self, record: Record, program: Program) -> Record:
         try:
             time = self.time(program, QUICK_SAMPLES, QUICK_SECONDS)
+            if time <= HOPELESS * self.best_us:
+                time = self.time(program, SAMPLES, SECONDS)
         except DeviceLost:
             raise
         except LaunchError as error:
@@ -106,21 +178,31 @@ class Evaluator:
         except CompileError as error:
             return replace(record, status=Status.COMPILE_ERROR, reason=str(error))
 
-    def time(self, program: Program, samples: int, seconds: float) -> float:
-        """The median time of one call in microseconds, on random data at the tuned row count.
-
-        Raises:
-            LaunchError: the program cannot be timed.
-        """
-        timed = cast(TimedProgram, program)
-        return timed.time(self._timed_inputs, self.problem.wants, samples=samples, budget_s=seconds).median
-
     @cached_property
     def _timed_inputs(self) -> Inputs:
         problem = self.problem
-        base = random_inputs(min(problem.rows, BASE_ROWS), problem.hidden, problem.out, self._seed)
+        base = random_inputs(min(problem.rows, BASE_ROWS), problem.hidden, problem.out, self._seed,
+                             dtype=problem.dtype, param_dtype=problem.param_dtype)
         data = repeated(base, problem.rows, self._seed).expand()
         return read_only(Inputs(data.dy, data.x, data.gamma, data.beta, data.w, self._eps))
+
+
+def _elements(problem: Problem) -> int:
+    """Of all tensors of a call."""
+    return sum(math.prod(tensor.shape(problem.rows, problem.hidden, problem.out)) for tensor in TENSORS)
+
+
+def _too_large(plan: Plan, resources: Mapping[str, Resources], limits: Limits) -> str | None:
+    """Why one block of some kernel finds no room on a GPU, now that its registers are known; None where all do."""
+    for launch in plan.launches:
+        used = resources.get(launch.kernel)
+        if used is not None and used.registers * launch.block > limits.registers_per_sm:
+            return (f"{launch.kernel} takes {used.registers} registers for each of {launch.block} threads; "
+                    f"{limits.name} has {limits.registers_per_sm}")
+        if used is not None and used.shared_bytes > limits.shared_per_block:
+            return (f"{launch.kernel} takes {used.shared_bytes} bytes of shared memory; "
+                    f"a block of {limits.name} has {limits.shared_per_block}")
+    return None
 
 
 class _Launches:
@@ -128,6 +210,10 @@ class _Launches:
 
     def __init__(self) -> None:
         self.failed = False
+
+    def rejected(self, record: Record, verdict: Verdict) -> Record:
+        """The record of a candidate that was run so and did not pass."""
+        return replace(record, status=Status.LAUNCH_ERROR if self.failed else Status.WRONG, reason=verdict.reason)
 
     def watching(self, run: Run) -> Run:
         def watched(inputs: Inputs, wants: frozenset[str]) -> Gradients:

@@ -1,9 +1,11 @@
-"""The config that the cost model expects to be fastest, found in a moment: for calls that no tuning run has prepared."""
+"""What the cost model expects to be fast: the best config, found in a moment, for calls that no tuning run has prepared, and the
+candidates of a tuning run in order."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from codegen.config import Config
@@ -11,9 +13,15 @@ from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.space import make_config, variant_of, why_not
 from codegen.variants import VARIANTS
-from tuner.candidates import survey
+from tuner.candidates import Neighbourhood, Space, survey
 from tuner.costmodel import predict
 from tuner.errors import NoValidKernel
+
+RANK_ALL = 16_384
+"""Configs that are all predicted: two or three seconds."""
+
+DESCENTS, REACH = 8, 1
+"""From so many of the best of a sample the better ones round them are looked for, so many parameters at a time."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -43,6 +51,47 @@ def best_predicted(problem: Problem, limits: Limits) -> Config:
         for config in _near(best):
             look(config)
     return best
+
+
+def rank(space: Space) -> dict[Config, float]:
+    """The valid configs that are worth a look, fastest predicted first, with their predicted microseconds.
+
+    All of them where they are RANK_ALL at most. Else, of each variant, a random sample and what lies round the best of it.
+    """
+    valid = space.valid
+    if len(valid) > RANK_ALL:
+        by_variant = [[config for config in valid if config.variant == name] for name in space.variants]
+        share = RANK_ALL // (2 * len(by_variant))
+        times = {config: time for own in by_variant for config, time in _sampled(space, own, share).items()}
+    else:
+        times = {config: _predicted(space, config) for config in valid}
+    return dict(sorted(times.items(), key=lambda entry: entry[1]))
+
+
+def _sampled(space: Space, valid: Sequence[Config], count: int) -> dict[Config, float]:
+    """Predictions of `count` configs of one variant, and of as many again on the way from the best of them to better ones."""
+    if len(valid) <= 2 * count:
+        return {config: _predicted(space, config) for config in valid}
+    left = Neighbourhood(valid)
+    times: dict[Config, float] = {}
+
+    def look(configs: Sequence[Config]) -> None:
+        for config in configs:
+            left.take(config)
+            times[config] = _predicted(space, config)
+
+    look(random.Random(0).sample(valid, count))
+    while len(times) < 2 * count:
+        nearby = (left.within(centre, REACH) for centre in sorted(times, key=times.__getitem__)[:DESCENTS])
+        new = next(filter(None, nearby), None)
+        if new is None:
+            break
+        look(new[:2 * count - len(times)])
+    return times
+
+
+def _predicted(space: Space, config: Config) -> float:
+    return predict(space.problem, config, space.limits).time_us
 
 
 def _near(config: Config) -> Iterator[Config]:

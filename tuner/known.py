@@ -39,7 +39,7 @@ def reports_folder() -> Path:
 
 
 def best_known(problem: Problem, executor: Executor) -> Iterator[Config]:
-    """Winners of runs for the same H, O and data type on this executor's device, those of the nearest row count first.
+    """Winners of runs for the same H, O, data types and class on this executor's device, those of the nearest row count first.
 
     They may be unfit for this problem all the same (other gradients or many more rows are wanted, the run's kernels were not
     deterministic). Files that are no results of this program's version are passed over.
@@ -47,7 +47,9 @@ def best_known(problem: Problem, executor: Executor) -> Iterator[Config]:
     found = [known for path in sorted(reports_folder().glob("*/*/best.json")) if (known := read_best(path)) is not None]
     same = [
         known for known in found
-        if (known.shape.hidden, known.shape.out, known.info.dtype) == (problem.hidden, problem.out, problem.dtype)
+        if (known.shape.hidden, known.shape.out) == (problem.hidden, problem.out)
+        and (known.info.dtype, known.info.param_dtype, known.info.accuracy) == (
+            problem.dtype, problem.param_dtype, problem.accuracy)
         and (known.info.executor, known.info.target) == (executor.name, executor.limits.arch)
         and (not executor.measures or known.info.device == executor.device)]
     same.sort(key=lambda known: abs(math.log(known.shape.rows / problem.rows)))

@@ -11,8 +11,10 @@ from codegen.problem import Problem
 from tuner.costmodel import floor_us
 from tuner.records import Record, RunInfo, Status
 
-REJECTED = frozenset((Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG, Status.IMPLAUSIBLE))
-"""What becomes of a candidate that was tried and may not win."""
+REJECTED = frozenset(
+    (Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG, Status.IMPLAUSIBLE, Status.SLOWER, Status.SPILLS))
+"""What becomes of a candidate that was tried and may not win. One that is slower is not wrong as far as it was looked at: where
+validating takes long, what cannot win is not validated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,11 @@ class TuneResult:
     def rejections(self) -> Counter[str]:
         """How many candidates were tried and rejected, by status."""
         return rejections(self.records)
+
+
+def spills(record: Record) -> bool:
+    """Whether the compiler had to keep values in local memory that did not fit into a thread's registers."""
+    return any(entry.spill_bytes for entry in record.resources.values())
 
 
 def rejections(records: Iterable[Record]) -> Counter[str]:

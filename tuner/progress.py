@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from codegen.dtypes import CLASS_ERRORS
 from codegen.problem import GRADIENTS
-from tuner.bounds import accuracy_class
 from tuner.outcome import Event, TuneResult
 from tuner.records import Record
-from tuner.wording import gpu_text, rows_text, share_of_floor, time_text
+from tuner.wording import gpu_text, problem_text, rows_text, share_of_floor, time_text
 
 
 class ProgressBar:
@@ -49,7 +49,7 @@ def _found(event: Event) -> str:
 def best_table(result: TuneResult) -> Table:
     """The best config of each variant."""
     kind = result.winner.time_kind if result.winner else "measured"
-    table = Table(title=f"{result.info.shape} {result.info.dtype} on {gpu_text(result)}: the best of each variant")
+    table = Table(title=f"{problem_text(result.info)}, on {gpu_text(result)}: the best of each variant")
     table.add_column("variant", no_wrap=True)
     table.add_column("parameters")
     for name in (f"{kind} us", "floor / time", "worst error / bound"):
@@ -63,7 +63,7 @@ def best_table(result: TuneResult) -> Table:
 
 def error_table(result: TuneResult, winner: Record) -> Table:
     """The winner's errors, gradient by gradient, against what is allowed."""
-    limit = accuracy_class(result.info.accuracy).limit
+    limit = CLASS_ERRORS[result.info.accuracy]
     table = Table(title=f"Errors of the winner, validated at {rows_text(winner)} rows")
     table.add_column("gradient")
     for name in ("normwise", "allowed", "worst element / bound"):
@@ -71,5 +71,5 @@ def error_table(result: TuneResult, winner: Record) -> Table:
     for name in GRADIENTS:
         if name in winner.errors:
             error = winner.errors[name]
-            table.add_row(name, f"{error.normwise:.2e}", f"{limit:.0e}", f"{error.bound_ratio:.3f}")
+            table.add_row(name, f"{error.normwise:.2e}", f"{limit:g}", f"{error.bound_ratio:.3f}")
     return table

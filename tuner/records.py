@@ -31,6 +31,8 @@ class Status(StrEnum):
     LAUNCH_ERROR = "launch error"
     WRONG = "wrong result"
     IMPLAUSIBLE = "implausible time"
+    SLOWER = "slower"
+    SPILLS = "spills registers"
     NOT_RUN = "not run"
 
 
@@ -112,7 +114,7 @@ class RunInfo:
 
     Attributes:
         shape: "B,S,H,O".
-        dtype: data type of all tensors.
+        dtype: data type of dy, x and dx.
         wants: the gradients computed, "dx,dgamma,...".
         deterministic: whether only bitwise reproducible kernels were admitted.
         eps: of the LayerNorm; an argument of every kernel, which nothing depends on but the data of the timing.
@@ -131,6 +133,8 @@ class RunInfo:
         refused: why the others are not, with counts; figures are left out of the reasons.
         measures: whether times are measured; otherwise they are predicted.
         rates: where the rates behind the floor are from, "table" or "measured" (see Executor).
+        param_dtype: data type of gamma, beta, w and their gradients; empty, as in files from before there was a choice, stands
+            for `dtype`.
     """
 
     shape: str
@@ -153,6 +157,10 @@ class RunInfo:
     refused: Mapping[str, int]
     measures: bool = True
     rates: str = "table"
+    param_dtype: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "param_dtype", self.param_dtype or self.dtype)
 
     def as_json(self) -> dict[str, Any]:
         """The header line's values."""

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.problem import ALL_GRADIENTS, check_wants
-from tuner.inputs import Gradients, Inputs, gradient_shapes
+from codegen.tensors import gradient_shapes
+from tuner.inputs import Gradients, Inputs
 
 Array64 = NDArray[np.float64]
 
@@ -47,7 +48,7 @@ def zeros(inputs: Inputs, wants: frozenset[str]) -> dict[str, Array64]:
 
 @np.errstate(invalid="ignore")
 def reference(inputs: Inputs, wants: frozenset[str] = ALL_GRADIENTS, weights: Array64 | None = None) -> Gradients:
-    """The wanted gradients in float64.
+    """The wanted gradients in float64, of the inputs as they are: already rounded to their data types.
 
     With mean and rstd of each row, xhat = (x - mean) * rstd and dn = dy @ w:
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from codegen.dtypes import CLASS_ERRORS
 from codegen.problem import GRADIENTS
-from tuner.bounds import accuracy_class
 from tuner.costmodel import predict
 from tuner.outcome import TuneResult
 from tuner.records import SCHEMA, Record
-from tuner.wording import capitalised, gpu_text, rows_text, share_of_floor, time_text
+from tuner.wording import capitalised, gpu_text, problem_text, rows_text, share_of_floor, time_text
 
 
 def best_json(result: TuneResult) -> str:
@@ -30,10 +30,11 @@ def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | N
     """The whole run as a page; `kept` is the sentence that says why an earlier run's best.* stay."""
     info, winner = result.info, result.winner
     lines = [
-        f"# LayerNorm+Linear backward, {info.shape}, {info.dtype}", "",
+        f"# LayerNorm+Linear backward, {problem_text(info)}", "",
         f"On {gpu_text(result)}; {info.date}; version {info.version}.", "",
         f"    {info.command}", "",
-        f"Gradients: {info.wants}. Seed {info.seed}. Deterministic kernels only: {'yes' if info.deterministic else 'no'}.", ""]
+        f"Gradients: {info.wants}. Accuracy class {info.accuracy}. Seed {info.seed}. Deterministic kernels only: "
+        f"{'yes' if info.deterministic else 'no'}.", ""]
     if interrupted:
         lines += ["**This run was interrupted; it has what was finished until then.**", ""]
     if result.lost is not None:
@@ -50,7 +51,7 @@ def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | N
 
 
 def _winner(result: TuneResult, winner: Record) -> list[str]:
-    limit = accuracy_class(result.info.accuracy).limit
+    limit = CLASS_ERRORS[result.info.accuracy]
     share = share_of_floor(result, winner)
     lines = [
         "## Winner", "", f"`{winner.config}`", "",

@@ -18,7 +18,7 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from codegen.config import Config, Value
 from codegen.space import make_config, variant_of
-from tuner.candidates import Space, nearest
+from tuner.candidates import Space
 from tuner.strategy import Pool
 
 STARTS = 16
@@ -48,12 +48,20 @@ class Family:
         self._space = space
         self._pool = pool
         self._on_refused = on_refused
-        self._starts = _starts(variant, predicted, random.Random(seed))
+        self._starts = self._first(predicted, random.Random(seed))
         self._choices = variant_of(variant).choices
         self._trials: dict[Config, Trial] = {}
         self._told: dict[Config, float | None] = {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=1))
+
+    def _first(self, predicted: Sequence[Config], rng: random.Random) -> list[Config]:
+        default = self._pool.nearest(make_config(self.variant))
+        if default is None or not predicted:
+            return []
+        chosen = dict.fromkeys((default, *predicted[:PREDICTED_STARTS]))
+        others = [config for config in predicted[PREDICTED_STARTS:] if config != default]
+        return [*chosen, *rng.sample(others, min(len(others), STARTS - len(chosen)))]
 
     @property
     def best_us(self) -> float:
@@ -71,8 +79,7 @@ class Family:
             config = self._starts.pop(0)
             if self._pool.take(config):
                 return config
-        left = self._pool.left(self.variant)
-        if not left:
+        if self.exhausted:
             return None
         trial = self._study.ask()
         chosen = {name: trial.suggest_categorical(name, options) for name, options in self._choices.items()}
@@ -87,7 +94,7 @@ class Family:
             self._finish(trial, self._told[proposed])
         else:
             self._study.tell(trial, state=TrialState.FAIL)  # still open: nothing is known of it, so nothing is learned
-        instead = nearest(proposed, left)
+        instead = self._pool.nearest(proposed)
         assert instead is not None
         self._pool.take(instead)
         return instead
@@ -178,13 +185,3 @@ class Families:
         chosen = ready[:self._width]
         share = self._budget // rounds
         self._quota = {family: share // len(chosen) + (number < share % len(chosen)) for number, family in enumerate(chosen)}
-
-
-def _starts(variant: str, predicted: Sequence[Config], rng: random.Random) -> list[Config]:
-    if not predicted:
-        return []
-    default = nearest(make_config(variant), predicted)
-    assert default is not None
-    chosen = dict.fromkeys((default, *predicted[:PREDICTED_STARTS]))
-    others = [config for config in predicted if config not in chosen]
-    return [*chosen, *rng.sample(others, min(len(others), STARTS - len(chosen)))]

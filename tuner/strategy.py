@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from codegen.config import Config
-from tuner.candidates import distance
+from tuner.candidates import Neighbourhood
 
 
 class Strategy(Protocol):
@@ -31,24 +31,31 @@ class Pool:
     """
 
     def __init__(self, valid: Iterable[Config]) -> None:
-        self._left: dict[str, dict[Config, None]] = {}
+        by_variant: dict[str, list[Config]] = {}
         for config in valid:
-            self._left.setdefault(config.variant, {})[config] = None
+            by_variant.setdefault(config.variant, []).append(config)
+        self._left = {variant: Neighbourhood(configs) for variant, configs in by_variant.items()}
         self.given = 0
         self.times: dict[Config, float] = {}
 
     def take(self, config: Config) -> bool:
         """Gives the config out; False where it is not valid or was given out before."""
-        left = self._left.get(config.variant, {})
-        if config not in left:
+        if config.variant not in self._left or not self._left[config.variant].take(config):
             return False
-        del left[config]
         self.given += 1
         return True
 
-    def left(self, variant: str) -> list[Config]:
-        """The configs of a variant that were not given out, in order."""
-        return list(self._left.get(variant, {}))
+    def left(self, variant: str) -> int:
+        """How many configs of a variant were not given out."""
+        return len(self._left[variant]) if variant in self._left else 0
+
+    def nearest(self, config: Config) -> Config | None:
+        """The config of the same variant that was not given out and lies nearest; None where all were."""
+        return self._left[config.variant].nearest(config) if config.variant in self._left else None
+
+    def within(self, config: Config, reach: int) -> list[Config]:
+        """Those of the same variant that were not given out and differ in `reach` parameters at most, nearest first."""
+        return self._left[config.variant].within(config, reach) if config.variant in self._left else []
 
     def best_us(self, variant: str) -> float:
         """The shortest time of a variant told so far; infinite before there is one."""
@@ -99,11 +106,8 @@ class HillClimb:
         if count <= 0:
             return []
         for centre in sorted(self._pool.times, key=self._pool.times.__getitem__):
-            near = [(distance(centre, config), config) for config in self._pool.left(centre.variant)]
-            near = [entry for entry in near if entry[0][0] <= self.REACH]
-            near.sort(key=lambda entry: entry[0])
-            if near:
-                return [config for _, config in near[:count] if self._pool.take(config)]
+            if near := self._pool.within(centre, self.REACH):
+                return [config for config in near[:count] if self._pool.take(config)]
         return []
 
     def tell(self, config: Config, time_us: float | None) -> None:
@@ -132,3 +136,19 @@ class InTurn:
         """As Strategy.tell."""
         self._open -= 1
         self._waiting[0].tell(config, time_us)
+
+
+class Until:
+    """Another strategy up to some point in time: from then on nothing is chosen any more."""
+
+    def __init__(self, strategy: Strategy, ended: Callable[[], bool]) -> None:
+        self._strategy = strategy
+        self._ended = ended
+
+    def ask(self, count: int) -> list[Config]:
+        """As Strategy.ask."""
+        return [] if self._ended() else self._strategy.ask(count)
+
+    def tell(self, config: Config, time_us: float | None) -> None:
+        """As Strategy.tell."""
+        self._strategy.tell(config, time_us)

@@ -1,7 +1,10 @@
 """One tuning run: from a shape to the records of its candidates and the fastest valid one.
 
-With a GPU the candidates are searched by their measured times. Without one every config is ranked by the cost model, the
-best are compiled and validated on the CPU, and the fastest predicted of the valid ones wins; the others are recorded as not run.
+With a GPU the candidates are searched by their measured times. Without one they are ranked by the cost model, the best are
+compiled and validated on the CPU, and the fastest predicted of the valid ones wins; the others are recorded as not run.
+
+Time. A run on a GPU ends after TIMEOUT seconds unless the caller says otherwise: the space is surveyed and ranked, candidates are
+tried, and the last FINAL_SHARE of the time is for the finalists. What is predicted to run far too long is not tried at all.
 """
 
 from __future__ import annotations
@@ -24,27 +27,41 @@ from tuner.costmodel import plausible_us, predict, tensor_bytes
 from tuner.errors import DeviceLost, InputError, LaunchError, NoValidKernel, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator
 from tuner.executors import Executor, Resources
+from tuner.guess import rank
 from tuner.inputs import as_eps
-from tuner.outcome import Event, TuneResult, rejections, why_no_winner
+from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
 from tuner.pipeline import try_all, try_in_turn
 from tuner.provenance import now, version
 from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
-from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy
+from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy, Until
 from tuner.toolchain import Nvcc, find_nvcc
 
 TRIALS = 500
-"""Candidates tried on a GPU unless the caller says otherwise: a minute or two."""
+"""Candidates tried on a GPU unless the caller says otherwise, if time allows."""
+
+TIMEOUT = 180.0
+"""Seconds of a run on a GPU unless the caller says otherwise."""
+
+FINAL_SHARE = 1 / 6
+"""Part of the time that is kept for validating and timing the finalists."""
+
+FAMILIES_SHARE = 0.7
+"""Part of the time for trying candidates after which all that is left goes to the surroundings of the best."""
 
 SHORTLIST = 24
 """Candidates validated without a GPU unless the caller says otherwise, beside each variant's default."""
 
-CLIMB_SHARE = 4
+CLIMB_SHARE = 3
 """One part in so many of the trials is kept for the surroundings of the best."""
 
 FINALISTS, FINAL_ROUNDS, FINAL_WITHIN = 8, 5, 1.25
 """The fastest are timed again in turns, so that no drift of the clock favours one: at most so many, so often, and only those
 whose first time lies within this factor of the best."""
+
+LONG_CALL_US, FAR_OFF = 2000.0, 30.0
+"""What is predicted to take longer than both the one and so many times the best is not tried: a few such calls take seconds, and
+the predictions are not so far out. A GPU cannot be told to give up a kernel."""
 
 MAX_BYTES = 1 << 40
 """Tensors of one call that no machine holds: a shape with more is a slip of the pen."""
@@ -64,6 +81,8 @@ class Request:
     seed: int = 0
     wants: frozenset[str] | None = None
     command: str = "tuner.tune"
+    param_dtype: str = ""
+    accuracy: str = ""
 
     def problem(self) -> Problem:
         """The problem of the shape.
@@ -83,7 +102,8 @@ class Request:
             raise InputError(f"the seed must be a whole number from 0, not {self.seed}")
         if self.shape.rows == 0:
             raise InputError(f"the shape {self.shape} has no rows, so there is nothing to tune; use batch and seq of 1 or more")
-        problem = Problem.of(self.shape, dtype=self.dtype, wants=self.wants, deterministic=self.deterministic)
+        problem = Problem.of(self.shape, dtype=self.dtype, wants=self.wants, deterministic=self.deterministic,
+                             param_dtype=self.param_dtype, accuracy=self.accuracy)
         if (size := tensor_bytes(problem)) > MAX_BYTES:
             raise InputError(f"the tensors of the shape {self.shape} take {size / MAX_BYTES:.1f} TiB, more than any machine has "
                              "for one call; use smaller sizes")
@@ -107,6 +127,7 @@ class TuningRun:
     def __init__(self, request: Request, executor: Executor, *, store: Store | None = None,
                  on_record: Callable[[Record], None] = lambda record: None,
                  on_event: Callable[[Event], None] = lambda event: None) -> None:
+        began = time.monotonic()
         self._request = request
         self._executor = executor
         self._store = Store() if store is None else store
@@ -115,7 +136,8 @@ class TuningRun:
         self.problem = request.problem()
         self.space = survey(self.problem, executor.limits, request.variants)
         self._trials = request.trials or (TRIALS if executor.measures else SHORTLIST)
-        self._deadline = float("inf")
+        self._timeout = request.timeout or (TIMEOUT if executor.measures else None)
+        self._begins, self._ends = began, began + (math.inf if self._timeout is None else self._timeout)
         self._records: dict[Config, Record] = {}
         self._best: Record | None = None
         self._lost: str | None = None
@@ -128,16 +150,12 @@ class TuningRun:
             ToolchainError: there is no compiler for the executor.
             KeyboardInterrupt: the user's.
         """
-        if self._request.timeout is not None:
-            self._deadline = time.monotonic() + self._request.timeout
-        limits, problem = self._executor.limits, self.problem
-        predicted = {config: predict(problem, config, limits).time_us for config in self.space.valid}
-        ranked = sorted(predicted, key=predicted.__getitem__)
+        predicted = rank(self.space)
         try:
             if self._executor.measures:
-                self._search(ranked)
+                self._search(predicted)
             else:
-                self._validate_best(ranked, predicted)
+                self._validate_best(predicted)
         except DeviceLost as error:
             self._lose(next(reversed(self._records)), error)
 
@@ -149,17 +167,25 @@ class TuningRun:
         records = tuple(self._records.values())
         valid = [record for record in records if record.status is Status.OK]
         timed_again = [record for record in valid if record.final_us is not None]
-        winner = min(timed_again or valid, key=lambda record: record.best_us, default=None)
+        winner = min(timed_again or valid, key=lambda record: (spills(record), record.best_us), default=None)
         return TuneResult(self.info, self.problem, self._executor.limits, records, winner, self._lost)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
-    def _search(self, ranked: Sequence[Config]) -> None:
+    def _search(self, predicted: Mapping[Config, float]) -> None:
         request = self._request
         evaluator = Evaluator(self._executor, self.problem, eps=request.eps, seed=request.seed)
+        ranked = self._short_enough(predicted)
         total = min(self._trials, len(ranked))
-        try_in_turn(self._strategy(ranked), evaluator, self._out_of_time, lambda record: self._add(record, total))
-        self._time_finalists(evaluator)
+        try_in_turn(self._strategy(ranked), evaluator, lambda: self._passed(1 - FINAL_SHARE),
+                    lambda record: self._add(record, total))
+        self._time_finalists(evaluator, self._finalists(evaluator))
+
+    def _short_enough(self, predicted: Mapping[Config, float]) -> list[Config]:
+        """All candidates, the predicted ones first, but for those of which a call would take too long."""
+        limit = max(LONG_CALL_US, FAR_OFF * min(predicted.values(), default=0.0))
+        others = [config for config in self.space.valid if config not in predicted]
+        return [config for config, time_us in predicted.items() if time_us <= limit] + others
 
     def _strategy(self, ranked: Sequence[Config]) -> Strategy:
         pool = Pool(ranked)
@@ -169,26 +195,43 @@ class TuningRun:
 
         budget = self._trials - self._trials // CLIMB_SHARE
         families = Families(self.space, pool, ranked, budget, self._request.seed, self._refuse)
-        return InTurn([families, HillClimb(pool, self._trials)])
+        return InTurn([Until(families, lambda: self._passed(FAMILIES_SHARE * (1 - FINAL_SHARE))), HillClimb(pool, self._trials)])
 
     def _refuse(self, config: Config, reason: str) -> None:
         if config not in self._records:
             self._add(Record(config, Status.REFUSED, reason), 0)
 
-    def _time_finalists(self, evaluator: Evaluator) -> None:
-        """Times the fastest again, interleaved, and gives each the median of its rounds.
+    def _finalists(self, evaluator: Evaluator) -> list[Record]:
+        """The fastest, all of them valid: those that were only screened are validated now, as far as time allows."""
+        tried = [record for record in self._records.values() if record.status in (Status.OK, Status.SLOWER)]
+        within = sorted((record for record in tried if record.best_us <= FINAL_WITHIN * evaluator.best_us and not spills(record)),
+                        key=lambda record: record.best_us)[:FINALISTS]
+        for done, record in enumerate(within):
+            if record.status is Status.SLOWER and not self._passed(1 - FINAL_SHARE / 2):
+                self._tell("validating the fastest", done, len(within))
+                try:
+                    self._records[record.config] = evaluator.validate(record)
+                except DeviceLost as error:
+                    self._lose(record.config, error)
+                    return []
+        found = (self._records[record.config] for record in within)
+        return [record for record in found if record.status is Status.OK]
+
+    def _time_finalists(self, evaluator: Evaluator, finalists: Sequence[Record]) -> None:
+        """Times the fastest again, interleaved, and gives each the median of its rounds: all of them, or as many as there is time
+        for, but one at least.
 
         One that cannot be timed any more gets no final time, and with that cannot win against those that did. Where the GPU is
         lost, none gets one.
         """
-        fastest = sorted(self.result().valid(), key=lambda record: record.best_us)
-        within = [record for record in fastest[:FINALISTS] if record.best_us <= FINAL_WITHIN * fastest[0].best_us]
-        compiled = [(record, evaluator.compile(record.config).program) for record in within]
+        compiled = [(record, evaluator.compile(record.config).program) for record in finalists]
         programs = [(record, program) for record, program in compiled if program is not None]
-        times: dict[Config, list[float]] = {record.config: [] for record in within}
+        times: dict[Config, list[float]] = {record.config: [] for record in finalists}
         least = plausible_us(self.problem, self._executor.limits)
-        for done in range(FINAL_ROUNDS):
-            self._tell("timing the fastest again", done, FINAL_ROUNDS)
+        rounds = 0
+        while rounds < FINAL_ROUNDS and not (rounds and self._passed(1)):
+            self._tell("timing the fastest again", rounds, FINAL_ROUNDS)
+            rounds += 1
             for record, program in programs:
                 try:
                     times[record.config].append(evaluator.time(program, FINAL_SAMPLES, FINAL_SECONDS))
@@ -197,12 +240,13 @@ class TuningRun:
                 except LaunchError:
                     continue
         for config, samples in times.items():
-            if len(samples) == FINAL_ROUNDS and median(samples) >= least:
+            if len(samples) == rounds and median(samples) >= least:
                 self._records[config] = replace(self._records[config], final_us=median(samples))
 
     # --- without -------------------------------------------------------------------------------------------------------------
 
-    def _validate_best(self, ranked: Sequence[Config], predicted: Mapping[Config, float]) -> None:
+    def _validate_best(self, predicted: Mapping[Config, float]) -> None:
+        ranked = list(predicted)
         request, limits = self._request, self._executor.limits
         nvcc = _compiler(limits.arch)
         report = None if nvcc is None else lambda config: self._report(nvcc, config)
@@ -210,7 +254,7 @@ class TuningRun:
         defaults = (nearest(make_config(name), ranked) for name in self.space.variants)
         chosen = dict.fromkeys((*ranked[:self._trials], *(config for config in defaults if config is not None)))
         shortlist = sorted(chosen, key=predicted.__getitem__)
-        for record in try_all(shortlist, evaluator, self._out_of_time):
+        for record in try_all(shortlist, evaluator, lambda: self._passed(1)):
             prediction = predict(self.problem, record.config, limits, record.resources)
             self._add(replace(record, time_us=prediction.time_us, resources=prediction.resources), len(shortlist))
         for config in ranked:
@@ -224,8 +268,9 @@ class TuningRun:
 
     # --- both ----------------------------------------------------------------------------------------------------------------
 
-    def _out_of_time(self) -> bool:
-        return time.monotonic() >= self._deadline
+    def _passed(self, share: float) -> bool:
+        """Whether such a part of the time is over."""
+        return time.monotonic() >= self._begins + share * (self._ends - self._begins)
 
     def _add(self, record: Record, total: int) -> None:
         self._records[record.config] = record
@@ -242,9 +287,10 @@ class TuningRun:
     def _information(self) -> RunInfo:
         request, executor, space = self._request, self._executor, self.space
         return RunInfo(
-            shape=str(request.shape), dtype=self.problem.dtype, wants=self.problem.wants_key, deterministic=request.deterministic,
-            eps=float(request.eps), accuracy="fp32", executor=executor.name, device=executor.device, target=executor.limits.arch,
-            seed=request.seed, trials=self._trials, timeout_s=request.timeout, date=now(), command=request.command,
+            shape=str(request.shape), dtype=self.problem.dtype, param_dtype=self.problem.param_dtype,
+            accuracy=self.problem.accuracy, wants=self.problem.wants_key, deterministic=request.deterministic,
+            eps=float(request.eps), executor=executor.name, device=executor.device, target=executor.limits.arch,
+            seed=request.seed, trials=self._trials, timeout_s=self._timeout, date=now(), command=request.command,
             version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused,
             measures=executor.measures, rates=executor.rates)
 
@@ -259,23 +305,25 @@ def _compiler(arch: str) -> Nvcc | None:
 def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90", dtype: str = "float32",
          eps: float = 1e-5, deterministic: bool = False, variants: Iterable[str] | str | None = None, trials: int | None = None,
          timeout: float | None = None, seed: int = 0, wants: Iterable[str] | str | None = None, store: Store | None = None,
-         on_event: Callable[[Event], None] = lambda event: None) -> TuneResult:
+         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str = "", accuracy: str = "") -> TuneResult:
     """Finds the fastest valid kernel for a shape.
 
     Args:
         shape: "B,S,H,O", the four numbers, or a Shape.
         executor: "auto", "cuda", "host", or one that is open already.
         target: the architecture to predict for where there is no GPU.
-        dtype: data type of all tensors.
+        dtype: data type of x, dy and dx.
         eps: of the LayerNorm.
         deterministic: only kernels whose results are bitwise reproducible.
         variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
         trials: the most candidates to try; None: 500 on a GPU, without one the best 24 (each variant's default comes on top).
-        timeout: seconds after which no further candidate is begun; None: no limit.
+        timeout: seconds the run may take; None: 180 on a GPU, without one no limit. What has begun by then is ended.
         seed: of the data and the search.
         wants: the gradients to compute, a list of names or "dx,dw"; None: all five.
         store: where compiled kernels are kept; None: the default store.
         on_event: called after each step.
+        param_dtype: data type of gamma, beta, w and their gradients, `dtype` or float32; empty: `dtype`.
+        accuracy: the class every kernel must meet, fp32, tf32, fp16 or bf16; empty: that of `dtype`.
 
     Raises:
         NoValidKernel: every candidate was rejected; the message names the most common reason.
@@ -283,7 +331,8 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         ToolchainError: a compiler or library is missing.
     """
     request = Request(as_shape(shape), dtype, eps, deterministic, None if variants is None else parse_names(variants), trials,
-                      timeout, seed, None if wants is None else frozenset(parse_names(wants)))
+                      timeout, seed, None if wants is None else frozenset(parse_names(wants)), param_dtype=param_dtype,
+                      accuracy=accuracy)
     request.problem()
     borrowed = not isinstance(executor, str)
     opened = open_executor(executor, target, store) if isinstance(executor, str) else executor

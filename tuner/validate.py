@@ -1,13 +1,13 @@
 """The validator: three tests that every kernel must pass before its time means anything.
 
 (a) The exact probe (tuner/probe.py) at the tuned row count and at two ragged ones, compared for equality: one row skipped or
-    taken twice, among any number, shows.
-(b) The accuracy class: the relative Frobenius error of each gradient on random data at the tuned row count
-    (tuner/bounds.py). It sees digits lost in long sums, which (a) cannot, as its sums are exact.
-(c) The per-element bound (tuner/bounds.py) on random and on hard data. It sees a single wrong element, and digits lost to
-    cancellation, which norms average away.
+    taken twice, among any number, shows, in every data type and accuracy class.
+(b) The accuracy class of the problem: the relative Frobenius error of each gradient on random data at the tuned row count
+    (tuner/bounds.py). It sees digits lost in long sums and in operands, which (a) cannot, as its sums and operands are exact.
+(c) The per-element bound of the class (tuner/bounds.py) on random and on hard data. It sees a single wrong element, and digits
+    lost to cancellation, which norms average away.
 
-In each, the places of non-finite values are compared first.
+In each, shapes, data types and the places of non-finite values are compared first.
 
 Row counts. The ragged ones are 1, a tile with one row in it, and a prime near the tuned count, which leaves a partial tile at
 the end whatever the tile size. The hard data has 257 rows: full tiles and then one row, for tile sizes up to 256.
@@ -20,18 +20,18 @@ are worked out at the first validation and serve all candidates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import Protocol
 
 from codegen.problem import Problem
-from tuner.bounds import accuracy_class
 from tuner.compare import Case, build_case
 from tuner.errors import DeviceLost, InputError, LaunchError
 from tuner.executors import Run
 from tuner.inputs import Inputs, Repeated, hard_inputs, random_inputs, read_only, repeated
-from tuner.probe import exact_gradients, probe_inputs
+from tuner.probe import balanced, exact_gradients, probe_inputs
 
 BASE_ROWS = 1021
 """Distinct rows of large data; a prime, so that rows that repeat never lie a number of tiles apart."""
@@ -45,6 +45,13 @@ BASE_MULTIPLY_ADDS = 1 << 34
 HARD_ROWS = 257
 
 _NONE: Mapping[str, Run] = MappingProxyType({})
+
+
+class _Generator(Protocol):
+    """What makes data, as in tuner.inputs."""
+
+    def __call__(self, rows: int, hidden: int, out: int, seed: int, /, *, dtype: str, param_dtype: str) -> Inputs:
+        """`rows` rows, all different."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +88,19 @@ class Validator:
     """Judges kernels for one problem; made once, used for every candidate.
 
     Args:
-        problem: the sizes, the tuned row count and the wanted gradients.
-        accuracy: the accuracy class, a key of tuner.bounds.ACCURACY.
+        problem: the sizes, the tuned row count, the data types, the accuracy class and the wanted gradients.
         seed: of all data.
         max_multiply_adds: for slow executors, the largest rows * H * O of one run: row counts are cut down to it, to no
             less than 1. Verdict.rows says which were run.
 
     Raises:
-        InputError: the problem has no rows, or there is no such accuracy class.
+        InputError: the problem has no rows.
     """
 
-    def __init__(self, problem: Problem, *, accuracy: str = "fp32", seed: int = 0,
-                 max_multiply_adds: int | None = None) -> None:
+    def __init__(self, problem: Problem, *, seed: int = 0, max_multiply_adds: int | None = None) -> None:
         if problem.rows < 1:
             raise InputError("there is nothing to validate in a problem without rows")
-        accuracy_class(accuracy)
         self.problem = problem
-        self.accuracy = accuracy
         self.seed = seed
         size = problem.hidden * problem.out
         most = math.inf if max_multiply_adds is None else max(1, max_multiply_adds // size)
@@ -141,9 +144,24 @@ class Validator:
         errors = {name: GradientError(error, ratios[name]) for name, error in normwise.items()}
         return Verdict(reason is None, reason, errors, tuple(sorted(rows)))
 
+    def screen(self, run: Run) -> Verdict:
+        """One small exact probe: what a kernel must pass before it is worth a timing, and far too little to call it valid.
+
+        `run` as for `validate`.
+        """
+        case = self._varied_case
+        try:
+            reason = case.judge(run(case.inputs, case.wants)).reason
+        except DeviceLost:
+            raise
+        except LaunchError as error:
+            reason = f"{error} ({case.title})"
+        return Verdict(reason is None, reason, rows=(case.inputs.rows,))
+
     @cached_property
     def _cases(self) -> tuple[Case, ...]:
-        random, hard = self._data(random_inputs, self.random_rows), self._data(hard_inputs, self.hard_rows)
+        random, hard = (repeated(self._base(generate, rows), rows, self.seed)
+                        for generate, rows in ((random_inputs, self.random_rows), (hard_inputs, self.hard_rows)))
         written = read_only(self._probe.expand())
         return (
             *(self._probe_case(rows, written.first(rows)) for rows in self.probe_rows),
@@ -153,26 +171,28 @@ class Validator:
 
     @cached_property
     def _varied_case(self) -> Case:
-        """For variations of a run: exact, so that no order of additions is an excuse, and small, since there are several."""
+        """For variations of a run, and to screen: exact, so that no order of additions is an excuse, and small."""
         rows = min(HARD_ROWS, self.probe_rows[-1])
         return self._probe_case(rows, read_only(self._probe.first(rows).expand()))
 
     @cached_property
     def _probe(self) -> Repeated:
-        return self._data(probe_inputs, self.probe_rows[-1])
+        rows = self.probe_rows[-1]
+        return balanced(self._base(probe_inputs, rows), rows, self.seed)
 
-    def _data(self, generate: Callable[[int, int, int, int], Inputs], rows: int) -> Repeated:
-        problem, seed = self.problem, self.seed
+    def _base(self, generate: _Generator, rows: int) -> Inputs:
+        """The distinct ones of so many rows of data."""
+        problem = self.problem
         allowed = max(LEAST_BASE_ROWS, BASE_MULTIPLY_ADDS // (problem.hidden * problem.out))
         base_rows = min(rows, _prime_below(min(BASE_ROWS, allowed) + 1))
-        return repeated(generate(base_rows, problem.hidden, problem.out, seed), rows, seed)
+        return generate(base_rows, problem.hidden, problem.out, self.seed, dtype=problem.dtype, param_dtype=problem.param_dtype)
 
     def _probe_case(self, rows: int, inputs: Inputs) -> Case:
         return self._case("exact probe", self._probe.first(rows), inputs, exact_gradients(self._probe.base))
 
     def _case(self, kind: str, data: Repeated, inputs: Inputs, exact: frozenset[str] = frozenset(),
               normwise: bool = False) -> Case:
-        return build_case(kind, data, self.problem.wants, self.accuracy, inputs=inputs, exact=exact, normwise=normwise)
+        return build_case(kind, data, self.problem.wants, self.problem.accuracy, inputs=inputs, exact=exact, normwise=normwise)
 
 
 def _prime_below(limit: int, other_than: int = 0) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from codegen.dtypes import OWN_CLASS, dtype_words
 from tuner.outcome import TuneResult
-from tuner.records import Record
+from tuner.records import Record, RunInfo
 
 
 def time_text(record: Record) -> str:
@@ -20,6 +21,12 @@ def gpu_text(result: TuneResult) -> str:
     """The GPU the times belong to, and whether it was there."""
     return gpu_name(result) if result.info.measures else (
         f"{gpu_name(result)} ({result.info.target}), predicted without the GPU")
+
+
+def problem_text(info: RunInfo) -> str:
+    """What was asked for: shape, data types, and the accuracy class where it is not that of the data."""
+    text = f"{info.shape}, {dtype_words(info.dtype, info.param_dtype)}"
+    return text if info.accuracy == OWN_CLASS[info.dtype] else f"{text}, accuracy class {info.accuracy}"
 
 
 def share_of_floor(result: TuneResult, record: Record) -> float:

@@ -1,5 +1,5 @@
 // row_shared: tiles of rows and w staged in shared memory; blocks stay and sum the parameter gradients on chip.
-// Config: row_shared:threads=256,lanes=8,rows=1,vector=1,tile=4x4,grads=direct,splits=16,reduction=atomic
+// Config: row_shared:threads=256,lanes=8,rows=1,vector=1,tile=4x4,grads=direct,splits=64,reduction=atomic
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -29,19 +29,22 @@ constexpr int IDENTITY = 0;  // 1: dgamma and dbeta from G and db; 0: as sums of
 
 using index_t = int;  // counts elements of w
 
+using data_t = float;  // of x, dy and dx
+using param_t = float;  // of gamma, beta, w and their gradients
+
 struct Params {
-  const float* dy;  // [rows, OUT]
-  const float* x;  // [rows, HIDDEN]
-  const float* gamma;  // [HIDDEN]; null: all ones
-  const float* beta;  // [HIDDEN]; null: all zeros
-  const float* w;  // [OUT, HIDDEN]
-  float* dx;  // [rows, HIDDEN]; an output that is null is not wanted
-  float* dgamma;  // [HIDDEN]
-  float* dbeta;  // [HIDDEN]
-  float* dw;  // [OUT, HIDDEN]
-  float* db;  // [OUT]
-  const float* mean;  // [rows]; saved by the forward pass; null: recomputed
-  const float* rstd;  // [rows]; likewise
+  const data_t* dy;  // [rows, OUT]
+  const data_t* x;  // [rows, HIDDEN]
+  const param_t* gamma;  // [HIDDEN]; null: all ones
+  const param_t* beta;  // [HIDDEN]; null: all zeros
+  const param_t* w;  // [OUT, HIDDEN]
+  data_t* dx;  // [rows, HIDDEN]; null: not wanted
+  param_t* dgamma;  // [HIDDEN]; null: not wanted
+  param_t* dbeta;  // [HIDDEN]; null: not wanted
+  param_t* dw;  // [OUT, HIDDEN]; null: not wanted
+  param_t* db;  // [OUT]; null: not wanted
+  const float* mean;  // [rows]; null: recomputed
+  const float* rstd;  // [rows]; null: recomputed
   int64_t rows;
   float eps;
   int splits;  // parts the rows are cut into
@@ -66,49 +69,57 @@ __device__ __forceinline__ void copy_async(float* to, const float* from) {
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
 
-__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? p.gamma[h] : 1.0f; }
-__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? p.beta[h] : 0.0f; }
+__device__ __forceinline__ float to_float(float value) { return value; }
+
+// The nearest value of type T; of two as near, the even one.
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float(float value) { return value; }
 
 __device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
   return reinterpret_cast<size_t>(pointer) % bytes == 0;
 }
 
-// N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
-template <int N>
-__device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
-  if constexpr (N == 4) {
+// N neighbouring elements, as one access moves them.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  static_assert(N * sizeof(T) <= 16, "no access is wider than 16 bytes");
+  T element[N];
+};
+
+// N neighbouring elements, N = 1, 2, 4 or 8: in one access where `aligned` says that the address is a multiple of their size.
+template <int N, class T>
+__device__ __forceinline__ void load(float (&to)[N], const T* from, bool aligned) {
+  if constexpr (N > 1) {
     if (aligned) {
-      const float4 v = *reinterpret_cast<const float4*>(from);
-      to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
-      return;
-    }
-  } else if constexpr (N == 2) {
-    if (aligned) {
-      const float2 v = *reinterpret_cast<const float2*>(from);
-      to[0] = v.x; to[1] = v.y;
+      const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(from);
+#pragma unroll
+      for (int i = 0; i < N; ++i) to[i] = to_float(v.element[i]);
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < N; ++i) to[i] = to_float(from[i]);
 }
 
-template <int N>
-__device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
-  if constexpr (N == 4) {
+template <int N, class T>
+__device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligned) {
+  if constexpr (N > 1) {
     if (aligned) {
-      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
-      return;
-    }
-  } else if constexpr (N == 2) {
-    if (aligned) {
-      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+      Vector<T, N> v;
+#pragma unroll
+      for (int i = 0; i < N; ++i) v.element[i] = from_float<T>(from[i]);
+      *reinterpret_cast<Vector<T, N>*>(to) = v;
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
 }
+
+__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
+__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
 
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
 template <int LANES>
@@ -148,18 +159,19 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
 __device__ __forceinline__ void emit(float* to, float value) { atomicAdd(to, value); }
 
 // Where this block's share of each parameter gradient goes.
-__device__ __forceinline__ float* dw_share(const Params& p) { return p.dw; }
-__device__ __forceinline__ float* db_share(const Params& p) { return p.db; }
-__device__ __forceinline__ float* dgamma_share(const Params& p) { return p.dgamma; }
-__device__ __forceinline__ float* dbeta_share(const Params& p) { return p.dbeta; }
+using share_t = param_t;
+__device__ __forceinline__ share_t* dw_share(const Params& p) { return p.dw; }
+__device__ __forceinline__ share_t* db_share(const Params& p) { return p.db; }
+__device__ __forceinline__ share_t* dgamma_share(const Params& p) { return p.dgamma; }
+__device__ __forceinline__ share_t* dbeta_share(const Params& p) { return p.dbeta; }
 
 // Emits N neighbouring values of a row of which `left` are inside it, none where that is not positive: rows are padded. In one
 // access where the reduction and HIDDEN allow; such vectors lie inside as a whole or not at all.
 template <bool FAST, int N>
-__device__ __forceinline__ void emit_vector(float* to, const float (&value)[N], int left) {
+__device__ __forceinline__ void emit_vector(share_t* to, const float (&value)[N], int left) {
   constexpr bool one_access = false;
   if constexpr (one_access) {
-    if (HIDDEN == H_PITCH || left > 0) store(to, value, FAST || is_aligned(to, 4 * N));
+    if (HIDDEN == H_PITCH || left > 0) store(to, value, FAST || is_aligned(to, sizeof(share_t) * N));
   } else {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -201,23 +213,28 @@ __device__ __forceinline__ Shared shared_layout() {
   return s;
 }
 
-// Copies rows that 16-byte copies cannot: of a length that is no multiple of four, or of a tensor that begins at an odd address.
-template <int WIDTH, int PITCH, int TOTAL>
-__device__ __noinline__ void stage_ragged(float* to, const float* from, int valid) {
+// N elements to shared memory. Floats pass no register and are there after wait_for_copies().
+template <int N>
+__device__ __forceinline__ void stage_elements(float* to, const float* from) { copy_async<N>(to, from); }
+
+// Copies rows that copies of four elements cannot: of a length that is no multiple of four, or of a tensor that begins at an odd
+// address.
+template <int WIDTH, int PITCH, int TOTAL, class T>
+__device__ __noinline__ void stage_ragged(float* to, const T* from, int valid) {
 #pragma unroll 4
   for (int i = threadIdx.x; i < TOTAL * PITCH; i += THREADS) {
     const int row = i / PITCH, column = i % PITCH;
-    if (row < valid && column < WIDTH) copy_async<1>(to + i, from + row * WIDTH + column);
+    if (row < valid && column < WIDTH) stage_elements<1>(to + i, from + row * WIDTH + column);
     else to[i] = 0.0f;
   }
 }
 
 // Starts to copy `valid` rows of WIDTH values into TOTAL shared rows of PITCH values; what has no source becomes zero. The number
 // of steps is known to the compiler, so that a small tile is copied without a loop.
-template <bool FAST, int WIDTH, int PITCH, int TOTAL>
-__device__ __forceinline__ void stage(float* to, const float* from, int valid) {
+template <bool FAST, int WIDTH, int PITCH, int TOTAL, class T>
+__device__ __forceinline__ void stage(float* to, const T* from, int valid) {
   constexpr int VALUES = TOTAL * PITCH;
-  if (WIDTH != PITCH || !(FAST || is_aligned(from, 16))) {
+  if (WIDTH != PITCH || !(FAST || is_aligned(from, 4 * sizeof(T)))) {
     stage_ragged<WIDTH, PITCH, TOTAL>(to, from, valid);
     return;
   }
@@ -225,16 +242,16 @@ __device__ __forceinline__ void stage(float* to, const float* from, int valid) {
 #pragma unroll 4
   for (int step = 0; step < (VALUES + 4 * THREADS - 1) / (4 * THREADS); ++step) {
     const int i = (step * THREADS + threadIdx.x) * 4;
-    if (i < valid * WIDTH) copy_async<4>(to + i, from + i);
+    if (i < valid * WIDTH) stage_elements<4>(to + i, from + i);
     else if (i < VALUES) store(to + i, zeros, true);
   }
 }
 
 // The same for a vector of HIDDEN values; all of them are `absent` where it is not given.
-__device__ __forceinline__ void stage_vector(float* to, const float* from, float absent) {
+__device__ __forceinline__ void stage_vector(float* to, const param_t* from, float absent) {
 #pragma unroll 1
   for (int h = threadIdx.x; h < H_PITCH; h += THREADS) {
-    if (from && h < HIDDEN) copy_async<1>(to + h, from + h);
+    if (from && h < HIDDEN) stage_elements<1>(to + h, from + h);
     else to[h] = h < HIDDEN ? absent : 0.0f;
   }
 }
@@ -334,7 +351,7 @@ template <bool FAST>
 __device__ __forceinline__ void backward_rows(const Params& p, const Shared& s, const float (&xhat)[ROWS][LANE_COLUMNS],
                                               const float (&rstd)[ROWS], int64_t first, int valid,
                                               float (&dgamma)[LANE_COLUMNS], float (&dbeta)[LANE_COLUMNS]) {
-  const bool want_dx = WANT_DX && p.dx, aligned = FAST || is_aligned(p.dx, 4 * VECTOR);
+  const bool want_dx = WANT_DX && p.dx, aligned = FAST || is_aligned(p.dx, sizeof(data_t) * VECTOR);
   float g[ROWS][LANE_COLUMNS] = {};
   dn_rows(s, g);
 #pragma unroll
@@ -359,7 +376,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const Shared& s, 
     if (!want_dx) continue;
     const float mean_g = lane_sum<LANES>(sum) / HIDDEN, mean_g_xhat = lane_sum<LANES>(sum_xhat) / HIDDEN;
     if (tile_row(r) >= valid) continue;
-    float* row = p.dx + (first + tile_row(r)) * HIDDEN;
+    data_t* row = p.dx + (first + tile_row(r)) * HIDDEN;
 #pragma unroll
     for (int k = 0; k < LANE_VECTORS; ++k) {
       float dx[VECTOR];
@@ -367,7 +384,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const Shared& s, 
       for (int i = 0; i < VECTOR; ++i) {
         const int c = k * VECTOR + i;
         dx[i] = rstd[r] * (g[r][c] - mean_g - xhat[r][c] * mean_g_xhat);
-        if (HIDDEN % VECTOR != 0 && column_of(k) + i < HIDDEN) row[column_of(k) + i] = dx[i];
+        if (HIDDEN % VECTOR != 0 && column_of(k) + i < HIDDEN) row[column_of(k) + i] = from_float<data_t>(dx[i]);
       }
       if (HIDDEN % VECTOR == 0 && column_of(k) < HIDDEN) store(row + column_of(k), dx, aligned);
     }
@@ -497,8 +514,9 @@ __device__ __forceinline__ void backward(const Params& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) row_shared(const __grid_constant__ Params p) {
-  const bool aligned = is_aligned(p.dy, 16) && is_aligned(p.x, 16) && is_aligned(p.w, 16) && is_aligned(p.dx, 16) &&
-                       is_aligned(p.dw, 16);
+  constexpr int DATA_BYTES = 4 * sizeof(data_t), PARAM_BYTES = 4 * sizeof(param_t);  // of one access
+  const bool aligned = is_aligned(p.dy, DATA_BYTES) && is_aligned(p.x, DATA_BYTES) && is_aligned(p.w, PARAM_BYTES) &&
+                       is_aligned(p.dx, DATA_BYTES) && is_aligned(p.dw, PARAM_BYTES);
   if (aligned) backward<true>(p);
   else backward<false>(p);
 }

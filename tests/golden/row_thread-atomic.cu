@@ -22,19 +22,22 @@ constexpr int OUT_CHAIN = 1024;  // products over OUT in one float32 chain
 
 using index_t = int;  // counts elements of w
 
+using data_t = float;  // of x, dy and dx
+using param_t = float;  // of gamma, beta, w and their gradients
+
 struct Params {
-  const float* dy;  // [rows, OUT]
-  const float* x;  // [rows, HIDDEN]
-  const float* gamma;  // [HIDDEN]; null: all ones
-  const float* beta;  // [HIDDEN]; null: all zeros
-  const float* w;  // [OUT, HIDDEN]
-  float* dx;  // [rows, HIDDEN]; an output that is null is not wanted
-  float* dgamma;  // [HIDDEN]
-  float* dbeta;  // [HIDDEN]
-  float* dw;  // [OUT, HIDDEN]
-  float* db;  // [OUT]
-  const float* mean;  // [rows]; saved by the forward pass; null: recomputed
-  const float* rstd;  // [rows]; likewise
+  const data_t* dy;  // [rows, OUT]
+  const data_t* x;  // [rows, HIDDEN]
+  const param_t* gamma;  // [HIDDEN]; null: all ones
+  const param_t* beta;  // [HIDDEN]; null: all zeros
+  const param_t* w;  // [OUT, HIDDEN]
+  data_t* dx;  // [rows, HIDDEN]; null: not wanted
+  param_t* dgamma;  // [HIDDEN]; null: not wanted
+  param_t* dbeta;  // [HIDDEN]; null: not wanted
+  param_t* dw;  // [OUT, HIDDEN]; null: not wanted
+  param_t* db;  // [OUT]; null: not wanted
+  const float* mean;  // [rows]; null: recomputed
+  const float* rstd;  // [rows]; null: recomputed
   int64_t rows;
   float eps;
   int splits;  // parts the rows are cut into
@@ -50,49 +53,57 @@ __device__ __forceinline__ float* dynamic_shared() {
 }
 #endif
 
-__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? p.gamma[h] : 1.0f; }
-__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? p.beta[h] : 0.0f; }
+__device__ __forceinline__ float to_float(float value) { return value; }
+
+// The nearest value of type T; of two as near, the even one.
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float(float value) { return value; }
 
 __device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
   return reinterpret_cast<size_t>(pointer) % bytes == 0;
 }
 
-// N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
-template <int N>
-__device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
-  if constexpr (N == 4) {
+// N neighbouring elements, as one access moves them.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  static_assert(N * sizeof(T) <= 16, "no access is wider than 16 bytes");
+  T element[N];
+};
+
+// N neighbouring elements, N = 1, 2, 4 or 8: in one access where `aligned` says that the address is a multiple of their size.
+template <int N, class T>
+__device__ __forceinline__ void load(float (&to)[N], const T* from, bool aligned) {
+  if constexpr (N > 1) {
     if (aligned) {
-      const float4 v = *reinterpret_cast<const float4*>(from);
-      to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
-      return;
-    }
-  } else if constexpr (N == 2) {
-    if (aligned) {
-      const float2 v = *reinterpret_cast<const float2*>(from);
-      to[0] = v.x; to[1] = v.y;
+      const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(from);
+#pragma unroll
+      for (int i = 0; i < N; ++i) to[i] = to_float(v.element[i]);
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < N; ++i) to[i] = to_float(from[i]);
 }
 
-template <int N>
-__device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
-  if constexpr (N == 4) {
+template <int N, class T>
+__device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligned) {
+  if constexpr (N > 1) {
     if (aligned) {
-      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
-      return;
-    }
-  } else if constexpr (N == 2) {
-    if (aligned) {
-      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+      Vector<T, N> v;
+#pragma unroll
+      for (int i = 0; i < N; ++i) v.element[i] = from_float<T>(from[i]);
+      *reinterpret_cast<Vector<T, N>*>(to) = v;
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
 }
+
+__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
+__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
 
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
 template <int LANES>
@@ -146,26 +157,33 @@ __device__ __forceinline__ float row_sum(Term term) {
 
 __device__ RowStats statistics_of(const Params& p, int64_t row) {
   if (p.mean && p.rstd) return {p.mean[row], 0.0f, p.rstd[row]};
-  const float* x = p.x + row * HIDDEN;
-  const float mean = row_sum([&](int h) { return x[h]; }) / HIDDEN;
-  const float sum_d = row_sum([&](int h) { return x[h] - mean; });
-  const float sum_d2 = row_sum([&](int h) { return (x[h] - mean) * (x[h] - mean); });
+  const data_t* x = p.x + row * HIDDEN;
+  const float mean = row_sum([&](int h) { return to_float(x[h]); }) / HIDDEN;
+  const float sum_d = row_sum([&](int h) { return to_float(x[h]) - mean; });
+  const float sum_d2 = row_sum([&](int h) { return (to_float(x[h]) - mean) * (to_float(x[h]) - mean); });
   return row_stats(mean, sum_d, sum_d2, p.eps);
 }
 
 __device__ __forceinline__ float dn_at(const Params& p, int64_t row, int h) {
-  const float* dy = p.dy + row * OUT;
-  return chained_sum<OUT, OUT_CHAIN>([&](int o) { return dy[o] * p.w[static_cast<index_t>(o) * HIDDEN + h]; });
+  const data_t* dy = p.dy + row * OUT;
+  return chained_sum<OUT, OUT_CHAIN>([&](int o) { return to_float(dy[o]) * to_float(p.w[static_cast<index_t>(o) * HIDDEN + h]); });
 }
 
-// dx of one row. dn*gamma waits in dx itself between the two passes over the row.
+// dn*gamma of a row waits here in float while the row's sums are taken: in dx itself.
+__device__ __forceinline__ float* waiting_row(const Params& p, int64_t row) {
+  return p.dx + row * HIDDEN;
+}
+
+// dx of one row. dn*gamma waits between the two passes over the row.
 __device__ void backward_row(const Params& p, int64_t row, const RowStats& stats) {
-  const float* x = p.x + row * HIDDEN;
-  float* dx = p.dx + row * HIDDEN;
-  for (int h = 0; h < HIDDEN; ++h) dx[h] = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
-  const float mean_g = row_sum([&](int h) { return dx[h]; }) / HIDDEN;
-  const float mean_g_xhat = row_sum([&](int h) { return dx[h] * normalized(x[h], stats); }) / HIDDEN;
-  for (int h = 0; h < HIDDEN; ++h) dx[h] = stats.rstd * (dx[h] - mean_g - normalized(x[h], stats) * mean_g_xhat);
+  const data_t* x = p.x + row * HIDDEN;
+  data_t* dx = p.dx + row * HIDDEN;
+  float* g = waiting_row(p, row);
+  const auto xhat = [&](int h) { return normalized(to_float(x[h]), stats); };
+  for (int h = 0; h < HIDDEN; ++h) g[h] = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
+  const float mean_g = row_sum([&](int h) { return g[h]; }) / HIDDEN;
+  const float mean_g_xhat = row_sum([&](int h) { return g[h] * xhat(h); }) / HIDDEN;
+  for (int h = 0; h < HIDDEN; ++h) dx[h] = from_float<data_t>(stats.rstd * (g[h] - mean_g - xhat(h) * mean_g_xhat));
 }
 
 // One thread per row; each adds its row's terms to the parameter gradients, element by element.
@@ -174,11 +192,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_thread(const __grid_co
   if (row >= p.rows) return;
   const RowStats stats = statistics_of(p, row);
   if (WANT_DX && p.dx) backward_row(p, row, stats);
-  const float* x = p.x + row * HIDDEN;
-  const float* dy = p.dy + row * OUT;
+  const data_t* x = p.x + row * HIDDEN;
+  const data_t* dy = p.dy + row * OUT;
   const bool want_dn = (WANT_DGAMMA && p.dgamma) || (WANT_DBETA && p.dbeta);
   for (int h = 0; h < HIDDEN; ++h) {
-    const float xhat = normalized(x[h], stats);
+    const float xhat = normalized(to_float(x[h]), stats);
     if (want_dn) {
       const float dn = dn_at(p, row, h);
       if (WANT_DGAMMA && p.dgamma) atomicAdd(p.dgamma + h, dn * xhat);
@@ -186,10 +204,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_thread(const __grid_co
     }
     if (WANT_DW && p.dw) {
       const float n = fmaf(xhat, gamma_at(p, h), beta_at(p, h));
-      for (int o = 0; o < OUT; ++o) atomicAdd(p.dw + static_cast<index_t>(o) * HIDDEN + h, dy[o] * n);
+      for (int o = 0; o < OUT; ++o) atomicAdd(p.dw + static_cast<index_t>(o) * HIDDEN + h, to_float(dy[o]) * n);
     }
   }
   if (WANT_DB && p.db) {
-    for (int o = 0; o < OUT; ++o) atomicAdd(p.db + o, dy[o]);
+    for (int o = 0; o < OUT; ++o) atomicAdd(p.db + o, to_float(dy[o]));
   }
 }

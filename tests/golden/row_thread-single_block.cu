@@ -27,19 +27,22 @@ constexpr int CHAIN = 1024;  // rows summed in one float32 chain
 
 using index_t = int;  // counts elements of w
 
+using data_t = float;  // of x, dy and dx
+using param_t = float;  // of gamma, beta, w and their gradients
+
 struct Params {
-  const float* dy;  // [rows, OUT]
-  const float* x;  // [rows, HIDDEN]
-  const float* gamma;  // [HIDDEN]; null: all ones
-  const float* beta;  // [HIDDEN]; null: all zeros
-  const float* w;  // [OUT, HIDDEN]
-  float* dx;  // [rows, HIDDEN]; an output that is null is not wanted
-  float* dgamma;  // [HIDDEN]
-  float* dbeta;  // [HIDDEN]
-  float* dw;  // [OUT, HIDDEN]
-  float* db;  // [OUT]
-  const float* mean;  // [rows]; saved by the forward pass; null: recomputed
-  const float* rstd;  // [rows]; likewise
+  const data_t* dy;  // [rows, OUT]
+  const data_t* x;  // [rows, HIDDEN]
+  const param_t* gamma;  // [HIDDEN]; null: all ones
+  const param_t* beta;  // [HIDDEN]; null: all zeros
+  const param_t* w;  // [OUT, HIDDEN]
+  data_t* dx;  // [rows, HIDDEN]; null: not wanted
+  param_t* dgamma;  // [HIDDEN]; null: not wanted
+  param_t* dbeta;  // [HIDDEN]; null: not wanted
+  param_t* dw;  // [OUT, HIDDEN]; null: not wanted
+  param_t* db;  // [OUT]; null: not wanted
+  const float* mean;  // [rows]; null: recomputed
+  const float* rstd;  // [rows]; null: recomputed
   float* row_mean;  // scratch
   float* row_rest;  // scratch
   float* row_rstd;  // scratch
@@ -58,49 +61,57 @@ __device__ __forceinline__ float* dynamic_shared() {
 }
 #endif
 
-__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? p.gamma[h] : 1.0f; }
-__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? p.beta[h] : 0.0f; }
+__device__ __forceinline__ float to_float(float value) { return value; }
+
+// The nearest value of type T; of two as near, the even one.
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float(float value) { return value; }
 
 __device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
   return reinterpret_cast<size_t>(pointer) % bytes == 0;
 }
 
-// N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
-template <int N>
-__device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
-  if constexpr (N == 4) {
+// N neighbouring elements, as one access moves them.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  static_assert(N * sizeof(T) <= 16, "no access is wider than 16 bytes");
+  T element[N];
+};
+
+// N neighbouring elements, N = 1, 2, 4 or 8: in one access where `aligned` says that the address is a multiple of their size.
+template <int N, class T>
+__device__ __forceinline__ void load(float (&to)[N], const T* from, bool aligned) {
+  if constexpr (N > 1) {
     if (aligned) {
-      const float4 v = *reinterpret_cast<const float4*>(from);
-      to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
-      return;
-    }
-  } else if constexpr (N == 2) {
-    if (aligned) {
-      const float2 v = *reinterpret_cast<const float2*>(from);
-      to[0] = v.x; to[1] = v.y;
+      const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(from);
+#pragma unroll
+      for (int i = 0; i < N; ++i) to[i] = to_float(v.element[i]);
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < N; ++i) to[i] = to_float(from[i]);
 }
 
-template <int N>
-__device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
-  if constexpr (N == 4) {
+template <int N, class T>
+__device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligned) {
+  if constexpr (N > 1) {
     if (aligned) {
-      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
-      return;
-    }
-  } else if constexpr (N == 2) {
-    if (aligned) {
-      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+      Vector<T, N> v;
+#pragma unroll
+      for (int i = 0; i < N; ++i) v.element[i] = from_float<T>(from[i]);
+      *reinterpret_cast<Vector<T, N>*>(to) = v;
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
 }
+
+__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
+__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
 
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
 template <int LANES>
@@ -136,13 +147,14 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
 }
 
 // Reduction "single_block": no two blocks share an output element, so its sum is final.
-__device__ __forceinline__ void emit(float* to, float value) { *to = value; }
+__device__ __forceinline__ void emit(param_t* to, float value) { *to = from_float<param_t>(value); }
 
 // Where this block's share of each parameter gradient goes.
-__device__ __forceinline__ float* dw_share(const Params& p) { return p.dw; }
-__device__ __forceinline__ float* db_share(const Params& p) { return p.db; }
-__device__ __forceinline__ float* dgamma_share(const Params& p) { return p.dgamma; }
-__device__ __forceinline__ float* dbeta_share(const Params& p) { return p.dbeta; }
+using share_t = param_t;
+__device__ __forceinline__ share_t* dw_share(const Params& p) { return p.dw; }
+__device__ __forceinline__ share_t* db_share(const Params& p) { return p.db; }
+__device__ __forceinline__ share_t* dgamma_share(const Params& p) { return p.dgamma; }
+__device__ __forceinline__ share_t* dbeta_share(const Params& p) { return p.dbeta; }
 
 // Statistics wait in scratch memory for the threads that own columns.
 __device__ __forceinline__ void keep_statistics(const Params& p, int64_t row, const RowStats& stats) {
@@ -172,16 +184,16 @@ __device__ void accumulate_columns(const Params& p, RowRange rows, int first_col
         float g[COLUMN_OUTS] = {}, db[COLUMN_OUTS] = {};
         for (int64_t chain = rows.begin; chain < rows.end; chain += CHAIN) {
           const int length = rows.end - chain < CHAIN ? static_cast<int>(rows.end - chain) : CHAIN;
-          const float* x = p.x + chain * HIDDEN + h;
-          const float* dy = p.dy + chain * OUT;
+          const data_t* x = p.x + chain * HIDDEN + h;
+          const data_t* dy = p.dy + chain * OUT;
           float g_chain[COLUMN_OUTS] = {}, db_chain[COLUMN_OUTS] = {};
 #pragma unroll 4
           for (int r = 0; r < length; ++r) {
             const RowStats stats = {p.row_mean[chain + r], p.row_rest[chain + r], p.row_rstd[chain + r]};
-            const float xhat = normalized(x[r * HIDDEN], stats);
+            const float xhat = normalized(to_float(x[r * HIDDEN]), stats);
 #pragma unroll
             for (int j = 0; j < COLUMN_OUTS; ++j) {
-              const float d = dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)];
+              const float d = to_float(dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)]);
               g_chain[j] = fmaf(d, xhat, g_chain[j]);
               db_chain[j] += d;
             }
@@ -198,8 +210,8 @@ __device__ void accumulate_columns(const Params& p, RowRange rows, int first_col
           const index_t i = static_cast<index_t>(o + j) * HIDDEN + h;
           if (want_dw) emit(dw_share(p) + i, fmaf(g[j], gamma_at(p, h), db[j] * beta_at(p, h)));
           if (want_db && h == 0) emit(db_share(p) + o + j, db[j]);
-          if (want_dgamma) dgamma_chain = fmaf(p.w[i], g[j], dgamma_chain);
-          if (want_dbeta) dbeta_chain = fmaf(p.w[i], db[j], dbeta_chain);
+          if (want_dgamma) dgamma_chain = fmaf(to_float(p.w[i]), g[j], dgamma_chain);
+          if (want_dbeta) dbeta_chain = fmaf(to_float(p.w[i]), db[j], dbeta_chain);
         }
       }
       dgamma += dgamma_chain;
@@ -241,26 +253,33 @@ __device__ __forceinline__ float row_sum(Term term) {
 
 __device__ RowStats statistics_of(const Params& p, int64_t row) {
   if (p.mean && p.rstd) return {p.mean[row], 0.0f, p.rstd[row]};
-  const float* x = p.x + row * HIDDEN;
-  const float mean = row_sum([&](int h) { return x[h]; }) / HIDDEN;
-  const float sum_d = row_sum([&](int h) { return x[h] - mean; });
-  const float sum_d2 = row_sum([&](int h) { return (x[h] - mean) * (x[h] - mean); });
+  const data_t* x = p.x + row * HIDDEN;
+  const float mean = row_sum([&](int h) { return to_float(x[h]); }) / HIDDEN;
+  const float sum_d = row_sum([&](int h) { return to_float(x[h]) - mean; });
+  const float sum_d2 = row_sum([&](int h) { return (to_float(x[h]) - mean) * (to_float(x[h]) - mean); });
   return row_stats(mean, sum_d, sum_d2, p.eps);
 }
 
 __device__ __forceinline__ float dn_at(const Params& p, int64_t row, int h) {
-  const float* dy = p.dy + row * OUT;
-  return chained_sum<OUT, OUT_CHAIN>([&](int o) { return dy[o] * p.w[static_cast<index_t>(o) * HIDDEN + h]; });
+  const data_t* dy = p.dy + row * OUT;
+  return chained_sum<OUT, OUT_CHAIN>([&](int o) { return to_float(dy[o]) * to_float(p.w[static_cast<index_t>(o) * HIDDEN + h]); });
 }
 
-// dx of one row. dn*gamma waits in dx itself between the two passes over the row.
+// dn*gamma of a row waits here in float while the row's sums are taken: in dx itself.
+__device__ __forceinline__ float* waiting_row(const Params& p, int64_t row) {
+  return p.dx + row * HIDDEN;
+}
+
+// dx of one row. dn*gamma waits between the two passes over the row.
 __device__ void backward_row(const Params& p, int64_t row, const RowStats& stats) {
-  const float* x = p.x + row * HIDDEN;
-  float* dx = p.dx + row * HIDDEN;
-  for (int h = 0; h < HIDDEN; ++h) dx[h] = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
-  const float mean_g = row_sum([&](int h) { return dx[h]; }) / HIDDEN;
-  const float mean_g_xhat = row_sum([&](int h) { return dx[h] * normalized(x[h], stats); }) / HIDDEN;
-  for (int h = 0; h < HIDDEN; ++h) dx[h] = stats.rstd * (dx[h] - mean_g - normalized(x[h], stats) * mean_g_xhat);
+  const data_t* x = p.x + row * HIDDEN;
+  data_t* dx = p.dx + row * HIDDEN;
+  float* g = waiting_row(p, row);
+  const auto xhat = [&](int h) { return normalized(to_float(x[h]), stats); };
+  for (int h = 0; h < HIDDEN; ++h) g[h] = __fmul_rn(dn_at(p, row, h), gamma_at(p, h));
+  const float mean_g = row_sum([&](int h) { return g[h]; }) / HIDDEN;
+  const float mean_g_xhat = row_sum([&](int h) { return g[h] * xhat(h); }) / HIDDEN;
+  for (int h = 0; h < HIDDEN; ++h) dx[h] = from_float<data_t>(stats.rstd * (g[h] - mean_g - xhat(h) * mean_g_xhat));
 }
 
 // One thread per row for the statistics and dx; then the threads change roles and own columns of the parameter gradients.

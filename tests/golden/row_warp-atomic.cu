@@ -1,5 +1,5 @@
 // row_warp: one warp per row instead of one thread: coalesced wide loads, and row sums by shuffles.
-// Config: row_warp:warps=4,rows=1,vector=1,grads=identity,splits=16,reduction=atomic
+// Config: row_warp:warps=4,rows=1,vector=1,grads=identity,splits=64,reduction=atomic
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -31,19 +31,22 @@ constexpr int CHAIN = 1024;  // rows summed in one float32 chain
 
 using index_t = int;  // counts elements of w
 
+using data_t = float;  // of x, dy and dx
+using param_t = float;  // of gamma, beta, w and their gradients
+
 struct Params {
-  const float* dy;  // [rows, OUT]
-  const float* x;  // [rows, HIDDEN]
-  const float* gamma;  // [HIDDEN]; null: all ones
-  const float* beta;  // [HIDDEN]; null: all zeros
-  const float* w;  // [OUT, HIDDEN]
-  float* dx;  // [rows, HIDDEN]; an output that is null is not wanted
-  float* dgamma;  // [HIDDEN]
-  float* dbeta;  // [HIDDEN]
-  float* dw;  // [OUT, HIDDEN]
-  float* db;  // [OUT]
-  const float* mean;  // [rows]; saved by the forward pass; null: recomputed
-  const float* rstd;  // [rows]; likewise
+  const data_t* dy;  // [rows, OUT]
+  const data_t* x;  // [rows, HIDDEN]
+  const param_t* gamma;  // [HIDDEN]; null: all ones
+  const param_t* beta;  // [HIDDEN]; null: all zeros
+  const param_t* w;  // [OUT, HIDDEN]
+  data_t* dx;  // [rows, HIDDEN]; null: not wanted
+  param_t* dgamma;  // [HIDDEN]; null: not wanted
+  param_t* dbeta;  // [HIDDEN]; null: not wanted
+  param_t* dw;  // [OUT, HIDDEN]; null: not wanted
+  param_t* db;  // [OUT]; null: not wanted
+  const float* mean;  // [rows]; null: recomputed
+  const float* rstd;  // [rows]; null: recomputed
   float* row_mean;  // scratch
   float* row_rest;  // scratch
   float* row_rstd;  // scratch
@@ -62,49 +65,57 @@ __device__ __forceinline__ float* dynamic_shared() {
 }
 #endif
 
-__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? p.gamma[h] : 1.0f; }
-__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? p.beta[h] : 0.0f; }
+__device__ __forceinline__ float to_float(float value) { return value; }
+
+// The nearest value of type T; of two as near, the even one.
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float(float value) { return value; }
 
 __device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
   return reinterpret_cast<size_t>(pointer) % bytes == 0;
 }
 
-// N neighbouring floats, N = 1, 2 or 4: in one access where `aligned` says that the address is a multiple of 4*N bytes.
-template <int N>
-__device__ __forceinline__ void load(float (&to)[N], const float* from, bool aligned) {
-  if constexpr (N == 4) {
+// N neighbouring elements, as one access moves them.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  static_assert(N * sizeof(T) <= 16, "no access is wider than 16 bytes");
+  T element[N];
+};
+
+// N neighbouring elements, N = 1, 2, 4 or 8: in one access where `aligned` says that the address is a multiple of their size.
+template <int N, class T>
+__device__ __forceinline__ void load(float (&to)[N], const T* from, bool aligned) {
+  if constexpr (N > 1) {
     if (aligned) {
-      const float4 v = *reinterpret_cast<const float4*>(from);
-      to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
-      return;
-    }
-  } else if constexpr (N == 2) {
-    if (aligned) {
-      const float2 v = *reinterpret_cast<const float2*>(from);
-      to[0] = v.x; to[1] = v.y;
+      const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(from);
+#pragma unroll
+      for (int i = 0; i < N; ++i) to[i] = to_float(v.element[i]);
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < N; ++i) to[i] = to_float(from[i]);
 }
 
-template <int N>
-__device__ __forceinline__ void store(float* to, const float (&from)[N], bool aligned) {
-  if constexpr (N == 4) {
+template <int N, class T>
+__device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligned) {
+  if constexpr (N > 1) {
     if (aligned) {
-      *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
-      return;
-    }
-  } else if constexpr (N == 2) {
-    if (aligned) {
-      *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+      Vector<T, N> v;
+#pragma unroll
+      for (int i = 0; i < N; ++i) v.element[i] = from_float<T>(from[i]);
+      *reinterpret_cast<Vector<T, N>*>(to) = v;
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
 }
+
+__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
+__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
 
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
 template <int LANES>
@@ -144,10 +155,11 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
 __device__ __forceinline__ void emit(float* to, float value) { atomicAdd(to, value); }
 
 // Where this block's share of each parameter gradient goes.
-__device__ __forceinline__ float* dw_share(const Params& p) { return p.dw; }
-__device__ __forceinline__ float* db_share(const Params& p) { return p.db; }
-__device__ __forceinline__ float* dgamma_share(const Params& p) { return p.dgamma; }
-__device__ __forceinline__ float* dbeta_share(const Params& p) { return p.dbeta; }
+using share_t = param_t;
+__device__ __forceinline__ share_t* dw_share(const Params& p) { return p.dw; }
+__device__ __forceinline__ share_t* db_share(const Params& p) { return p.db; }
+__device__ __forceinline__ share_t* dgamma_share(const Params& p) { return p.dgamma; }
+__device__ __forceinline__ share_t* dbeta_share(const Params& p) { return p.dbeta; }
 
 // Statistics wait in scratch memory for the threads that own columns.
 __device__ __forceinline__ void keep_statistics(const Params& p, int64_t row, const RowStats& stats) {
@@ -177,16 +189,16 @@ __device__ void accumulate_columns(const Params& p, RowRange rows, int first_col
         float g[COLUMN_OUTS] = {}, db[COLUMN_OUTS] = {};
         for (int64_t chain = rows.begin; chain < rows.end; chain += CHAIN) {
           const int length = rows.end - chain < CHAIN ? static_cast<int>(rows.end - chain) : CHAIN;
-          const float* x = p.x + chain * HIDDEN + h;
-          const float* dy = p.dy + chain * OUT;
+          const data_t* x = p.x + chain * HIDDEN + h;
+          const data_t* dy = p.dy + chain * OUT;
           float g_chain[COLUMN_OUTS] = {}, db_chain[COLUMN_OUTS] = {};
 #pragma unroll 4
           for (int r = 0; r < length; ++r) {
             const RowStats stats = {p.row_mean[chain + r], p.row_rest[chain + r], p.row_rstd[chain + r]};
-            const float xhat = normalized(x[r * HIDDEN], stats);
+            const float xhat = normalized(to_float(x[r * HIDDEN]), stats);
 #pragma unroll
             for (int j = 0; j < COLUMN_OUTS; ++j) {
-              const float d = dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)];
+              const float d = to_float(dy[r * OUT + (o + j < OUT ? o + j : OUT - 1)]);
               g_chain[j] = fmaf(d, xhat, g_chain[j]);
               db_chain[j] += d;
             }
@@ -203,8 +215,8 @@ __device__ void accumulate_columns(const Params& p, RowRange rows, int first_col
           const index_t i = static_cast<index_t>(o + j) * HIDDEN + h;
           if (want_dw) emit(dw_share(p) + i, fmaf(g[j], gamma_at(p, h), db[j] * beta_at(p, h)));
           if (want_db && h == 0) emit(db_share(p) + o + j, db[j]);
-          if (want_dgamma) dgamma_chain = fmaf(p.w[i], g[j], dgamma_chain);
-          if (want_dbeta) dbeta_chain = fmaf(p.w[i], db[j], dbeta_chain);
+          if (want_dgamma) dgamma_chain = fmaf(to_float(p.w[i]), g[j], dgamma_chain);
+          if (want_dbeta) dbeta_chain = fmaf(to_float(p.w[i]), db[j], dbeta_chain);
         }
       }
       dgamma += dgamma_chain;
@@ -244,7 +256,8 @@ __device__ __forceinline__ int column_of(int chunk, int vector) {
 }
 
 // Columns [column_of(chunk, k), + VECTOR) of a row, zeros past its end. HIDDEN is a multiple of VECTOR.
-__device__ __forceinline__ void load_chunk(float (&to)[LANE_COLUMNS], const float* row, int chunk, bool aligned) {
+template <class T>
+__device__ __forceinline__ void load_chunk(float (&to)[LANE_COLUMNS], const T* row, int chunk, bool aligned) {
 #pragma unroll
   for (int k = 0; k < CHUNK_VECTORS; ++k) {
     const int h = column_of(chunk, k);
@@ -255,7 +268,8 @@ __device__ __forceinline__ void load_chunk(float (&to)[LANE_COLUMNS], const floa
   }
 }
 
-__device__ __forceinline__ void store_chunk(float* row, const float (&from)[LANE_COLUMNS], int chunk, bool aligned) {
+template <class T>
+__device__ __forceinline__ void store_chunk(T* row, const float (&from)[LANE_COLUMNS], int chunk, bool aligned) {
 #pragma unroll
   for (int k = 0; k < CHUNK_VECTORS; ++k) {
     const int h = column_of(chunk, k);
@@ -276,7 +290,7 @@ __device__ void tile_statistics(const Params& p, Tile& tile, bool aligned) {
       tile.stats[r] = {p.mean[tile.row[r]], 0.0f, p.rstd[tile.row[r]]};
       continue;
     }
-    const float* row = p.x + tile.row[r] * HIDDEN;
+    const data_t* row = p.x + tile.row[r] * HIDDEN;
     float x[LANE_COLUMNS], sum = 0.0f, sum_d = 0.0f, sum_d2 = 0.0f;
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       load_chunk(x, row, chunk, aligned);
@@ -310,7 +324,7 @@ __device__ __forceinline__ void add_products(const Params& p, const Tile& tile, 
   for (; first < end; first += 32) {
     float dy[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) dy[r] = first + lane < end ? p.dy[tile.row[r] * OUT + first + lane] : 0.0f;
+    for (int r = 0; r < ROWS; ++r) dy[r] = first + lane < end ? to_float(p.dy[tile.row[r] * OUT + first + lane]) : 0.0f;
     const int count = end - first < 32 ? end - first : 32;
 #pragma unroll 4
     for (int o = 0; o < count; ++o) {
@@ -349,7 +363,7 @@ __device__ void dn_chunk(const Params& p, const Tile& tile, float (&dn)[ROWS][LA
 }
 
 // dx of the tile's rows, and their share of dgamma and dbeta where those are summed directly. A row of one chunk stays in
-// registers from dn to dx; a longer one waits in dx itself.
+// registers from dn to dx; a longer one waits in memory.
 __device__ void backward_tile(const Params& p, const Tile& tile, float (&dgamma)[LANE_COLUMNS], float (&dbeta)[LANE_COLUMNS],
                               bool aligned) {
   const bool want_dx = WANT_DX && p.dx;
@@ -376,7 +390,6 @@ __device__ void backward_tile(const Params& p, const Tile& tile, float (&dgamma)
       }
       sum[r] += chain;
       sum_xhat[r] += chain_xhat;
-      if (CHUNKS > 1 && want_dx && r < tile.valid) store_chunk(p.dx + tile.row[r] * HIDDEN, g[r], chunk, aligned);
     }
   }
   if (!want_dx) return;
@@ -387,7 +400,6 @@ __device__ void backward_tile(const Params& p, const Tile& tile, float (&dgamma)
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       float x[LANE_COLUMNS];
       load_chunk(x, p.x + tile.row[r] * HIDDEN, chunk, aligned);
-      if (CHUNKS > 1) load_chunk(g[r], p.dx + tile.row[r] * HIDDEN, chunk, aligned);
 #pragma unroll
       for (int i = 0; i < LANE_COLUMNS; ++i) {
         const float xhat = normalized(x[i], tile.stats[r]);
@@ -400,8 +412,9 @@ __device__ void backward_tile(const Params& p, const Tile& tile, float (&dgamma)
 
 // One warp per ROWS rows for the statistics, dn and dx; then the threads own columns of the parameter gradients.
 extern "C" __global__ void __launch_bounds__(THREADS) row_warp(const __grid_constant__ Params p) {
-  const bool aligned = is_aligned(p.x, 4 * VECTOR) && is_aligned(p.w, 4 * VECTOR) && is_aligned(p.gamma, 4 * VECTOR) &&
-                       is_aligned(p.dx, 4 * VECTOR);
+  constexpr int DATA_BYTES = sizeof(data_t) * VECTOR, PARAM_BYTES = sizeof(param_t) * VECTOR;  // of one access
+  const bool aligned = is_aligned(p.x, DATA_BYTES) && is_aligned(p.w, PARAM_BYTES) && is_aligned(p.gamma, PARAM_BYTES) &&
+                       is_aligned(p.dx, DATA_BYTES);
   const bool want_dgamma = WANT_DGAMMA && p.dgamma, want_dbeta = WANT_DBETA && p.dbeta;
   const bool want_dn = (WANT_DX && p.dx) || (!IDENTITY && (want_dgamma || want_dbeta));
   const RowRange rows = rows_of_split(p, blockIdx.x);

@@ -71,7 +71,7 @@ class Program(Protocol):
             prefill: what outputs and workspace hold before the call.
 
         Raises:
-            LaunchError: a launch failed, or the kernel wrote outside its outputs or into its inputs.
+            LaunchError: a launch failed, the kernel wrote outside its outputs or into its inputs, or it is for other data types.
             DeviceLost: it did, and took the device with it, or an earlier one had.
         """
 

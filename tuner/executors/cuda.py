@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from codegen.limits import Limits
 from codegen.params import pack
 from codegen.plan import Fill, Launch
-from codegen.problem import GRADIENTS
 from codegen.render import Source
 from tuner.errors import LaunchError
 from tuner.executors import Run, Timing
+from tuner.executors.arrays import check_dtypes, output_specs, workspace_specs
 from tuner.executors.cuda_context import Gpu, Module, open_gpu
 from tuner.executors.cuda_graph import Stopwatch
 from tuner.executors.cuda_limits import architecture, known, read_limits, slug
 from tuner.executors.cuda_memory import Memory, Placed
-from tuner.inputs import Gradients, Inputs, gradient_shapes
+from tuner.inputs import Gradients, Inputs
 from tuner.store import Store
 from tuner.toolchain import Binary, find_nvcc
 
@@ -124,13 +122,14 @@ class CudaProgram:
     Attributes:
         resources: what nvcc says each kernel uses.
         variations: none; the order in which a GPU works cannot be chosen.
+        gpu: where it runs.
     """
 
     def __init__(self, source: Source, binary: Binary, gpu: Gpu, memory: Memory, stopwatch: Stopwatch, limits: Limits) -> None:
         self.resources = binary.resources(source.plan)
         self._source = source
         self._cubin: Path = binary.cubin
-        self._gpu = gpu
+        self.gpu = gpu
         self._memory = memory
         self._stopwatch = stopwatch
         self._limits = limits
@@ -147,22 +146,19 @@ class CudaProgram:
         Raises:
             LaunchError: a launch failed or is beyond the device, or the kernel wrote outside its outputs or into its inputs.
         """
-        word = int(np.float32(prefill).view(np.uint32))
-        with self._on_device(inputs, wants) as call:
+        with self.on_device(inputs, wants) as call:
             for placed in (call.outputs, call.workspace):
                 for name in placed.layout.spans:
-                    placed.fill(name, word)
+                    placed.fill(name, prefill)
             call.enqueue()
             image, workspace_zones = call.outputs.fetch(), call.workspace.fetch_zones()
-            self._gpu.stream.synchronize()
+            self.gpu.stream.synchronize()
             fault = call.outputs.damage(call.outputs.zones_of(image)) or call.workspace.damage(workspace_zones)
             if fault is not None:
                 raise LaunchError(f"the kernel {fault}")
             self._memory.check_inputs(inputs, call.inputs)
-        shapes = gradient_shapes(inputs.rows, inputs.hidden, inputs.out)
-        spans = call.outputs.layout.spans
-        return Gradients(**{
-            name: image[slice(*span)].view(np.float32).reshape(shapes[name]) for name, span in spans.items()})
+        layout = call.outputs.layout
+        return Gradients(**{name: layout.tensor(image, name) for name in layout.spans})
 
     def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2) -> Timing:
         """Times of one call on these inputs, replayed from a graph, warm: all fills and launches of the plan.
@@ -174,40 +170,42 @@ class CudaProgram:
         Raises:
             LaunchError: the call cannot be captured or fails.
         """
-        with self._on_device(inputs, wants) as call:
+        with self.on_device(inputs, wants) as call:
             return self._stopwatch.time(call.enqueue, samples, budget_s)
 
     @contextmanager
-    def _on_device(self, inputs: Inputs, wants: frozenset[str]) -> Iterator[_Call]:
-        """The call with all it needs on the device, for the length of a block."""
+    def on_device(self, inputs: Inputs, wants: frozenset[str]) -> Iterator[Call]:
+        """One call with all it needs on the device, for the length of a block, inside `Gpu.active`.
+
+        Raises:
+            LaunchError: the call is beyond the device, or what is done in the block fails.
+        """
         try:
-            with self._gpu.active():
+            with self.gpu.active():
                 yield self._prepare(inputs, wants)
         finally:
-            if self._gpu.alive:
-                with self._gpu.active():
+            if self.gpu.alive:
+                with self.gpu.active():
                     self._memory.release(inputs)
 
-    def _prepare(self, inputs: Inputs, wants: frozenset[str]) -> _Call:
+    def _prepare(self, inputs: Inputs, wants: frozenset[str]) -> Call:
         """Everything a call needs on the device; inside `Gpu.active`."""
         problem, plan = self._source.problem, self._source.plan
         if (inputs.hidden, inputs.out) != (problem.hidden, problem.out):
             raise LaunchError(f"the kernel is for hidden={problem.hidden} and out={problem.out}, "
                               f"not for {inputs.hidden} and {inputs.out}")
+        check_dtypes(problem, inputs)
         if missing := sorted(wants - problem.wants):
             raise LaunchError(f"the kernel computes {problem.wants_key} only, not {missing[0]}")
         rows, sms = inputs.rows, self._limits.sms
         grids = tuple(step.grid.evaluate(rows, sms) if isinstance(step, Launch) else 0 for step in plan.steps)
         for launch in plan.launches:
             self._check(launch, launch.grid.evaluate(rows, sms))
-        sizes = {name: math.prod(shape) for name, shape in gradient_shapes(rows, inputs.hidden, inputs.out).items()}
-        placed = self._memory.place(
-            inputs, {name: sizes[name] for name in GRADIENTS if name in wants},
-            {buffer.name: buffer.size.evaluate(rows, sms) for buffer in plan.workspace})
+        placed = self._memory.place(inputs, output_specs(inputs, wants), workspace_specs(plan, rows, sms))
         values: dict[str, int | float] = {"rows": rows, "eps": inputs.eps, "splits": plan.splits.evaluate(rows, sms)}
         for tensors in placed:
             values |= tensors.addresses
-        return _Call(*placed, self._loaded(), tuple(zip(plan.steps, grids, strict=True)), pack(plan, values))
+        return Call(*placed, self._loaded(), tuple(zip(plan.steps, grids, strict=True)), pack(plan, values))
 
     def _check(self, launch: Launch, grid: int) -> None:
         limits = self._limits
@@ -223,12 +221,12 @@ class CudaProgram:
                 shared: dict[str, int] = {}
                 for launch in self._source.plan.launches:
                     shared[launch.kernel] = max(launch.shared_bytes, shared.get(launch.kernel, 0))
-                self._module = Module(self._gpu, self._cubin.read_bytes(), shared)
+                self._module = Module(self.gpu, self._cubin.read_bytes(), shared)
             return self._module
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Call:
+class Call:
     """One call on tensors in place. `enqueue` may be repeated, and captured."""
 
     inputs: Placed
@@ -252,4 +250,4 @@ class _Call:
     def _zero(self, name: str) -> None:
         for placed in (self.outputs, self.workspace):
             if name in placed.layout.spans:
-                placed.fill(name, 0)
+                placed.zero(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,73 +12,95 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.tensors import READ
+from tuner.dtypes import POISON, DType, as_bytes, same_bits
 from tuner.errors import LaunchError
+from tuner.executors.arrays import Spec
 from tuner.executors.cuda_context import Gpu
-from tuner.inputs import Array32, Inputs
+from tuner.inputs import AnyFloats, Inputs
 
-Words = NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
 
 GUARD_BYTES = 16 << 10
-"""Smallest red zone. It takes two rows of 2048 values; what lies further off is not seen."""
+"""Smallest red zone. It takes two rows of 2048 float32 values; what lies further off is not seen."""
 
 ALIGNMENT = 256
 """Every tensor starts at a multiple of this many bytes, as a tensor of its own from cudaMalloc would."""
 
-ZONE_WORD = 0x7FF0DEAD
-"""What red zones hold: a NaN, so that reading one shows in the results, and one that arithmetic never yields."""
-
 MAX_CACHED_INPUTS = 16
 CACHE_SHARE = 4  # of the GPU's memory, inputs kept from earlier calls take one part in so many at most
+
+_POISON = np.full(GUARD_BYTES // 4 + ALIGNMENT, POISON, np.uint32).view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """The words [begin, end) between two tensors; at either end of an allocation there is only one."""
+    """The bytes [begin, end) between two tensors; at either end of an allocation there is only one.
+
+    Red zones hold POISON, a NaN, so that reading one shows in the results.
+
+    Attributes:
+        left, right: the tensors.
+        units: bytes of one element of each.
+    """
 
     begin: int
     end: int
     left: str | None
     right: str | None
+    units: tuple[int, int]
 
-    def damage(self, words: Words) -> str | None:
+    def damage(self, held: Bytes) -> str | None:
         """What a kernel did to the zone, as a clause that names the tensor it probably meant; None: nothing.
 
         Args:
-            words: what the zone holds now [end - begin].
+            held: what the zone holds now [end - begin].
         """
-        changed = np.flatnonzero(words != ZONE_WORD)
+        phase = self.begin % 4
+        changed = np.flatnonzero(held != _POISON[phase:phase + len(held)])
         if changed.size == 0:
             return None
-        past, before = 4 * int(changed[0]), 4 * (len(words) - int(changed[-1]))
+        past = int(changed[0]) // self.units[0] * self.units[0]
+        before = _up_to_multiple(len(held) - int(changed[-1]), self.units[1])
         if self.right is None or (self.left is not None and past < before):
             return f"wrote {past} bytes past the end of {self.left}"
         return f"wrote {before} bytes before the start of {self.right}"
 
 
 class Layout:
-    """Where float32 tensors lie in one allocation: zone, tensor, zone, tensor, ..., zone. In 32-bit words.
+    """Where tensors lie in one allocation: zone, tensor, zone, tensor, ..., zone. Offsets are in bytes.
 
     Args:
-        sizes: tensor name -> number of elements.
+        specs: by tensor name.
 
     Attributes:
-        spans: tensor name -> its words [begin, end).
+        specs: the same.
+        spans: tensor name -> its bytes [begin, end).
         zones: in order; together with the spans they cover the allocation.
-        total_bytes: size of the allocation.
+        total_bytes: size of the allocation, a multiple of 4.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, specs: Mapping[str, Spec]) -> None:
+        self.specs = dict(specs)
         self.spans: dict[str, tuple[int, int]] = {}
         zones: list[Zone] = []
-        end, left = 0, None
-        for name, size in sizes.items():
-            begin = -(-(4 * end + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT // 4
-            zones.append(Zone(end, begin, left, name))
-            end, left = begin + size, name
+        end, left, unit = 0, None, 1
+        for name, spec in specs.items():
+            begin = _up_to_multiple(end + GUARD_BYTES, ALIGNMENT)
+            zones.append(Zone(end, begin, left, name, (unit, spec.dtype.itemsize)))
+            end, left, unit = begin + spec.nbytes, name, spec.dtype.itemsize
             self.spans[name] = begin, end
-        zones.append(Zone(end, end + GUARD_BYTES // 4, left, None))
-        self.zones = tuple(zones) if sizes else ()
-        self.total_bytes = 4 * zones[-1].end if sizes else 0
+        zones.append(Zone(end, _up_to_multiple(end + GUARD_BYTES, 4), left, None, (unit, 1)))
+        self.zones = tuple(zones) if specs else ()
+        self.total_bytes = zones[-1].end if specs else 0
+
+    def tensor(self, image: Bytes, name: str) -> NDArray[Any]:
+        """One tensor in a fetched image of the whole allocation; the memory is shared."""
+        spec = self.specs[name]
+        return image[slice(*self.spans[name])].view(spec.dtype).reshape(spec.shape)
+
+
+def _up_to_multiple(value: int, of: int) -> int:
+    return -(-value // of) * of
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -91,48 +114,68 @@ class Placed:
     @property
     def addresses(self) -> dict[str, int]:
         """Device address of each tensor."""
-        return {name: self.base + 4 * begin for name, (begin, _) in self.layout.spans.items()}
+        return {name: self.base + begin for name, (begin, _) in self.layout.spans.items()}
 
-    def fill(self, name: str, word: int) -> None:
-        """Sets every element of a tensor to the same 32 bits."""
-        self._set(*self.layout.spans[name], word)
+    def zero(self, name: str) -> None:
+        """Sets every byte of a tensor to zero, by one operation."""
+        begin, end = self.layout.spans[name]
+        if (end - begin) % 4 == 0:
+            self._set_words(begin, end, 0)
+        else:
+            self.gpu.driver.memset_d8_async(self.base + begin, 0, end - begin, self.gpu.stream)
+
+    def fill(self, name: str, value: float) -> None:
+        """Sets every element of a tensor; NaN stands for POISON, in tensors of whole numbers too."""
+        begin, end = self.layout.spans[name]
+        word = _word(value, self.layout.specs[name].dtype)
+        whole = end - (end - begin) % 4
+        self._set_words(begin, whole, int.from_bytes(word, "little"))
+        for at in range(whole, end):
+            self.gpu.driver.memset_d8_async(self.base + at, word[at - whole], 1, self.gpu.stream)
 
     def guard(self) -> None:
-        """Writes the red zones."""
+        """Writes the red zones, in words, and with them up to three bytes at the end of each tensor: before anything else."""
         for zone in self.layout.zones:
-            self._set(zone.begin, zone.end, ZONE_WORD)
+            self._set_words(zone.begin // 4 * 4, zone.end, POISON)
 
-    def _set(self, begin: int, end: int, word: int) -> None:
+    def _set_words(self, begin: int, end: int, word: int) -> None:
         if end > begin:
-            self.gpu.driver.memset_d32_async(self.base + 4 * begin, word, end - begin, self.gpu.stream)
+            self.gpu.driver.memset_d32_async(self.base + begin, word, (end - begin) // 4, self.gpu.stream)
 
-    def write(self, name: str, values: Array32) -> None:
+    def write(self, name: str, values: AnyFloats) -> None:
         """Uploads a tensor."""
         if values.size:
-            self.gpu.driver.memcpy_htod_async(self.addresses[name], values, self.gpu.stream)
+            self.gpu.driver.memcpy_htod_async(self.addresses[name], as_bytes(values), self.gpu.stream)
 
-    def fetch(self, into: Words | None = None) -> Words:
+    def fetch(self, into: Bytes | None = None) -> Bytes:
         """Downloads the whole allocation, red zones included; `into` saves making an array of its size."""
-        return self._read(0, self.layout.total_bytes // 4, into)
+        return self._read(0, self.layout.total_bytes, into)
 
-    def fetch_zones(self) -> list[Words]:
+    def fetch_zones(self) -> list[Bytes]:
         """Downloads the red zones alone, in order."""
         return [self._read(zone.begin, zone.end) for zone in self.layout.zones]
 
-    def _read(self, begin: int, end: int, into: Words | None = None) -> Words:
-        words = np.empty(end - begin, np.uint32) if into is None else into[:end - begin]
-        if words.size:
-            self.gpu.driver.memcpy_dtoh_async(words, self.base + 4 * begin, self.gpu.stream)
-        return words
+    def _read(self, begin: int, end: int, into: Bytes | None = None) -> Bytes:
+        held = np.empty(end - begin, np.uint8) if into is None else into[:end - begin]
+        if held.size:
+            self.gpu.driver.memcpy_dtoh_async(held, self.base + begin, self.gpu.stream)
+        return held
 
-    def zones_of(self, image: Words) -> list[Words]:
+    def zones_of(self, image: Bytes) -> list[Bytes]:
         """The red zones in a fetched image."""
         return [image[zone.begin:zone.end] for zone in self.layout.zones]
 
-    def damage(self, zones: list[Words]) -> str | None:
+    def damage(self, zones: list[Bytes]) -> str | None:
         """The first damage that fetched red zones show."""
-        found = (zone.damage(words) for zone, words in zip(self.layout.zones, zones, strict=True))
+        found = (zone.damage(held) for zone, held in zip(self.layout.zones, zones, strict=True))
         return next((clause for clause in found if clause is not None), None)
+
+
+def _word(value: float, dtype: DType) -> bytes:
+    """Four bytes full of elements of that value."""
+    if math.isnan(value):
+        return POISON.to_bytes(4, "little")
+    return np.full(4 // dtype.itemsize, value, dtype).tobytes()
 
 
 class Memory:
@@ -146,10 +189,10 @@ class Memory:
         self._gpu = gpu
         self._scratch: dict[str, tuple[Any, int]] = {}
         self._inputs: OrderedDict[int, tuple[Inputs, Any, Placed]] = OrderedDict()
-        self._image = np.empty(0, np.uint32)
+        self._image = np.empty(0, np.uint8)
 
-    def place(self, inputs: Inputs, outputs: Mapping[str, int], workspace: Mapping[str, int]) -> tuple[Placed, Placed, Placed]:
-        """The inputs, and room for outputs and workspace (name -> elements) with fresh red zones, until the next call.
+    def place(self, inputs: Inputs, outputs: Mapping[str, Spec], workspace: Mapping[str, Spec]) -> tuple[Placed, Placed, Placed]:
+        """The inputs, and room for outputs and workspace with fresh red zones, until the next call.
 
         Raises:
             LaunchError: the GPU has not enough memory.
@@ -170,8 +213,8 @@ class Memory:
             _, (allocation, _) = self._scratch.popitem()
             allocation.free()
 
-    def _place_scratch(self, role: str, sizes: Mapping[str, int]) -> Placed:
-        layout = Layout(sizes)
+    def _place_scratch(self, role: str, specs: Mapping[str, Spec]) -> Placed:
+        layout = Layout(specs)
         allocation, capacity = self._scratch.get(role, (None, 0))
         if layout.total_bytes > capacity:
             self._scratch.pop(role, None)
@@ -189,7 +232,7 @@ class Memory:
             self._inputs.move_to_end(key)
             return self._inputs[key][2]
         arrays = _arrays(inputs)
-        layout = Layout({name: array.size for name, array in arrays.items()})
+        layout = Layout({name: Spec(array.shape, array.dtype) for name, array in arrays.items()})
         self._shrink(MAX_CACHED_INPUTS - 1, self._gpu.memory_bytes // CACHE_SHARE - layout.total_bytes)
         allocation = self._allocate(layout.total_bytes)
         placed = Placed(self._gpu, layout, int(allocation))
@@ -205,13 +248,13 @@ class Memory:
         Raises:
             LaunchError: they differ; the message names the input. The next call uploads them again.
         """
-        if len(self._image) < placed.layout.total_bytes // 4:
-            self._image = np.empty(placed.layout.total_bytes // 4, np.uint32)
+        if len(self._image) < placed.layout.total_bytes:
+            self._image = np.empty(placed.layout.total_bytes, np.uint8)
         image = placed.fetch(self._image)
         self._gpu.stream.synchronize()
         fault = placed.damage(placed.zones_of(image))
-        for name, (begin, end) in placed.layout.spans.items():
-            if fault is None and not np.array_equal(image[begin:end], getattr(inputs, name).reshape(-1).view(np.uint32)):
+        for name in placed.layout.spans:
+            if fault is None and not same_bits(placed.layout.tensor(image, name), getattr(inputs, name)):
                 fault = f"wrote into the input {name}"
         if fault is not None:
             self._forget(id(inputs))
@@ -241,6 +284,6 @@ class Memory:
         allocation.free()
 
 
-def _arrays(inputs: Inputs) -> dict[str, Array32]:
+def _arrays(inputs: Inputs) -> dict[str, AnyFloats]:
     """The arrays that are there, by the name of the kernels' pointer."""
     return {name: array for name in READ if (array := getattr(inputs, name)) is not None}

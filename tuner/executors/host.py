@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-import numpy as np
-
 from codegen.limits import Limits
 from codegen.params import pack
 from codegen.plan import Fill, Launch
-from codegen.problem import GRADIENTS
 from codegen.render import Source
-from codegen.tensors import READ
+from codegen.tensors import OUTPUTS, READ
+from tuner.dtypes import same_bits
 from tuner.errors import LaunchError
 from tuner.executors import Resources, Run
+from tuner.executors.arrays import check_dtypes, output_specs, workspace_specs
 from tuner.executors.host_runtime import Kernels, Layout, Memory, Runtime
 from tuner.executors.host_toolchain import Compiler, build_kernels, build_runtime, find_compiler
-from tuner.inputs import Array32, Gradients, Inputs, gradient_shapes
+from tuner.inputs import AnyFloats, Gradients, Inputs
 from tuner.store import Store
 
 
@@ -86,6 +85,7 @@ class HostProgram:
     """
 
     def __init__(self, source: Source, kernels: Kernels, sms: int) -> None:
+        self._problem = source.problem
         self._plan = source.plan
         self._kernels = kernels
         self._sms = sms
@@ -110,17 +110,15 @@ class HostProgram:
         Raises:
             LaunchError: a kernel broke a law of cuda_on_host; the message names kernel, block and thread.
         """
-        rows = inputs.x.shape[0]
+        check_dtypes(self._problem, inputs)
+        rows = inputs.rows
         with self._kernels.memory(layout) as memory:
             given = {name: array for name in READ if (array := getattr(inputs, name)) is not None}
             for name, array in given.items():
                 memory.add_input(name, array)
-            for name, shape in gradient_shapes(rows, inputs.hidden, inputs.out).items():
-                if name in wants:
-                    memory.add_output(name, shape)
-            for buffer in self._plan.workspace:
-                memory.add_output(buffer.name, (buffer.size.evaluate(rows, self._sms),))
-            for name in memory.addresses.keys() - given.keys():
+            written = output_specs(inputs, wants) | workspace_specs(self._plan, rows, self._sms)
+            for name, spec in written.items():
+                memory.add_output(name, spec.shape, spec.dtype)
                 memory.fill(name, prefill)
             splits = self._plan.splits.evaluate(rows, self._sms)
             params = pack(self._plan, {**memory.addresses, "rows": rows, "eps": inputs.eps, "splits": splits})
@@ -132,7 +130,7 @@ class HostProgram:
                 else:
                     self._launch(step, rows, params, memory, order)
             _check_unchanged(given, memory)
-            return Gradients(**{name: memory.read(name) if name in wants else None for name in GRADIENTS})
+            return Gradients(**{name: memory.read(name) if name in wants else None for name in OUTPUTS})
 
     def _launch(self, step: Launch, rows: int, params: bytes, memory: Memory, order: str) -> None:
         grid = step.grid.evaluate(rows, self._sms)
@@ -142,7 +140,7 @@ class HostProgram:
                              shared_bytes=step.shared_bytes, order=order)
 
 
-def _check_unchanged(given: dict[str, Array32], memory: Memory) -> None:
+def _check_unchanged(given: dict[str, AnyFloats], memory: Memory) -> None:
     for name, array in given.items():
-        if not np.array_equal(memory.read(name).view(np.uint32), array.view(np.uint32)):
+        if not same_bits(memory.read(name), array):
             raise LaunchError(f"the input {name} was changed")

@@ -7,17 +7,19 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.dtypes import FLOAT32, POISON, DType, as_bytes
 from tuner.errors import CompileError, LaunchError
 
 Layout = Literal["end", "begin"]
 _LAYOUTS = {"end": 0, "begin": 1}
 _ORDERS = {"forward": 0, "reverse": 1, "shuffled": 2}
 _MESSAGE_BYTES = 1024
+_POISON = np.array([POISON], np.uint32).view(np.uint8)
 
 
 class _LaunchRequest(ctypes.Structure):
@@ -51,26 +53,26 @@ class Runtime:
         self.memory_free = functions.cuda_on_host_memory_free
         self.memory_free.argtypes = [ctypes.c_void_p]
         self.memory_free.restype = None
-        self.memory_add = functions.cuda_on_host_memory_add
-        self.memory_add.argtypes = [
-            ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+        self.memory_add = functions.cuda_on_host_memory_place
+        self.memory_add.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p,
+                                    ctypes.c_char_p, ctypes.c_size_t]
         self.memory_add.restype = ctypes.c_void_p
         self.has_fma = bool(functions.cuda_on_host_has_fma())
 
 
 class Memory:
-    """The tensors of one call, float32, each between fences; a context manager that gives them back at its end.
+    """The tensors of one call, each between fences; a context manager that gives them back at its end.
 
     Args:
         layout: "end": every buffer ends directly before a fence. "begin": it begins directly after one. A base address is a
-            multiple of 4 bytes only, in "end", unless the buffer's size is a multiple of more.
+            multiple of the element's size only, in "end", unless the buffer's size is a multiple of more.
     """
 
     def __init__(self, runtime: Runtime, layout: Layout = "end") -> None:
         self._runtime = runtime
         self.handle: int | None = runtime.memory_new(_LAYOUTS[layout])
         self.addresses: dict[str, int] = {}
-        self._views: dict[str, NDArray[np.float32]] = {}
+        self._views: dict[str, NDArray[Any]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -80,39 +82,45 @@ class Memory:
         self._runtime.memory_free(self.handle)
         self.handle = None
 
-    def add_input(self, name: str, array: NDArray[np.float32]) -> int:
+    def add_input(self, name: str, array: NDArray[Any]) -> int:
         """The address of a copy that kernels can read only.
 
         Raises:
             LaunchError: there is not enough memory.
         """
-        return self._add(name, array.shape, np.ascontiguousarray(array, dtype=np.float32))
+        return self._add(name, array.shape, array.dtype, np.ascontiguousarray(array))
 
-    def add_output(self, name: str, shape: tuple[int, ...]) -> int:
-        """The address of a buffer filled with NaN.
+    def add_output(self, name: str, shape: tuple[int, ...], dtype: DType = FLOAT32) -> int:
+        """The address of a buffer filled with NaN (see tuner.dtypes.POISON).
 
         Raises:
             LaunchError: there is not enough memory.
         """
-        return self._add(name, shape, None)
+        return self._add(name, shape, dtype, None)
 
-    def _add(self, name: str, shape: tuple[int, ...], source: NDArray[np.float32] | None) -> int:
+    def _add(self, name: str, shape: tuple[int, ...], dtype: DType, source: NDArray[Any] | None) -> int:
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         pointer = None if source is None else source.ctypes.data
-        size = math.prod(shape)
+        size = math.prod(shape) * dtype.itemsize
         address: int | None = self._runtime.memory_add(
-            self.handle, name.encode(), 4 * size, pointer, message, _MESSAGE_BYTES)
+            self.handle, name.encode(), size, dtype.itemsize, pointer, message, _MESSAGE_BYTES)
         if address is None:
             raise LaunchError(message.value.decode())
         self.addresses[name] = address
-        self._views[name] = np.ctypeslib.as_array((ctypes.c_float * size).from_address(address)).reshape(shape)
+        held = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        self._views[name] = held.view(dtype).reshape(shape)
         return address
 
     def fill(self, name: str, value: float) -> None:
-        """Sets every element of an output."""
-        self._views[name].fill(value)
+        """Sets every element of an output; NaN stands for POISON, in buffers of whole numbers too."""
+        view = self._views[name]
+        if math.isnan(value):
+            held = as_bytes(view)
+            held[...] = np.resize(_POISON, held.size)
+        else:
+            view.fill(value)
 
-    def read(self, name: str) -> NDArray[np.float32]:
+    def read(self, name: str) -> NDArray[Any]:
         """A copy of a buffer's contents."""
         return self._views[name].copy()
 

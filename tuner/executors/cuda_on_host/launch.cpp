@@ -116,19 +116,6 @@ Memory* cuda_on_host_memory_new(int layout) { return new Memory(static_cast<Layo
 
 void cuda_on_host_memory_free(Memory* memory) { delete memory; }
 
-// Returns the address of a buffer of NaN, or of a read-only copy of `source` where that is not null; null with a sentence in
-// `message` if there is no memory.
-void* cuda_on_host_memory_add(Memory* memory, const char* name, size_t bytes, const void* source, char* message, size_t size) {
-  try {
-    Buffer& buffer = memory->add(name, bytes);
-    if (source != nullptr) buffer.make_input(source);
-    return buffer.data();
-  } catch (const std::runtime_error& error) {
-    snprintf(message, size, "%s", error.what());
-    return nullptr;
-  }
-}
-
 // Whether this processor multiplies and adds in one rounding.
 int cuda_on_host_has_fma() {
 #if defined(__x86_64__)

@@ -32,6 +32,7 @@ const char* Machine::run(const Work& work) {
   work_ = work;
   fibers_used_ = 0;
   idle_.clear();
+  for (Thread& thread : threads_) thread.copies.clear();  // of a launch that failed
   here = {{0, 0, 0}, {0, 0, 0}, {work.block, 1, 1}, {static_cast<unsigned>(work.grid), 1, 1},
           reinterpret_cast<float*>(work.shared->data())};
   message_[0] = '\0';
@@ -101,7 +102,6 @@ bool Machine::start_next(Fiber& fiber) {
   thread.index = index;
   thread.fiber = &fiber;
   thread.waits.call = Call::none;
-  thread.copies.clear();
   become(thread);
   work_.entry(work_.params);
   leave_kernel();

@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "cuda_on_host/copies.h"
 #include "cuda_on_host/fiber.h"
 #include "cuda_on_host/memory.h"
 #include "cuda_on_host/order.h"
@@ -15,7 +16,6 @@
 
 namespace cuda_on_host {
 
-constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
 
 // What to run. `entry` calls the kernel on one thread.
@@ -51,8 +51,10 @@ class Machine {
   void barrier(int line);
   uint64_t collective(const Request& request);
 
-  void start_copy(float* to, const float* from, unsigned count, int line);
-  void finish_copies();
+  void load_matrices(Call call, const MatrixRow& row, int line);
+
+  void start_copy(void* to, const void* from, unsigned bytes, bool exists, int line);
+  CopyQueue& copies() { return self_->copies; }
 
   // Ends the launch: leaves the running fiber for good. The message follows "kernel k, block b, thread t: ".
   [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -74,18 +76,12 @@ class Machine {
   // every 64 KiB, the largest step among them (gcc on aarch64), so none steps over it.
   static constexpr size_t kStackFence = 64 << 10;
 
-  struct Copy {
-    float* to;
-    const float* from;
-    size_t bytes;
-  };
-
   struct Thread {
     unsigned index;
     Fiber* fiber;
-    Request waits;             // call none: not waiting
-    uint64_t result;           // of the collective call it waited in
-    std::vector<Copy> copies;  // started and not yet ended
+    Request waits;    // call none: not waiting
+    uint64_t result;  // of the collective call it waited in
+    CopyQueue copies;
   };
 
   struct Warp {
@@ -105,6 +101,7 @@ class Machine {
   void become(Thread& thread);
   void release(Thread& thread);
   void complete(Warp& warp, unsigned first, unsigned mask);
+  void complete_matrices(unsigned first);
   unsigned source_lane(const Request& request, unsigned lane, unsigned mask);
   [[noreturn]] void fail_deadlocked();
   const Buffer* buffer_at(uintptr_t address) const;

@@ -1,5 +1,6 @@
 #include "cuda_on_host/memory.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,7 +14,7 @@ namespace {
 // A 32-bit index reaches 8 GiB of floats in either direction.
 constexpr size_t kFence = size_t{8} << 30;
 
-// Four of these bytes are a NaN, as kPoison is.
+// Four of these bytes are a NaN, as kPoison is, and so are two.
 constexpr unsigned char kSurroundings = 0xff;
 
 size_t whole_pages(size_t bytes) {
@@ -34,9 +35,10 @@ Pages::Pages(size_t bytes, int protection) : bytes_(bytes) {
 
 Pages::~Pages() { munmap(begin_, bytes_); }
 
-Buffer::Buffer(std::string name, size_t bytes, Layout layout)
+Buffer::Buffer(std::string name, size_t bytes, Layout layout, size_t element_bytes)
     : name_(std::move(name)),
       bytes_(bytes),
+      element_bytes_(element_bytes),
       page_bytes_(whole_pages(bytes)),
       mapping_(kFence + page_bytes_ + kFence, PROT_NONE),
       pages_(mapping_.begin() + kFence),
@@ -58,12 +60,12 @@ void Buffer::poison() {
   const uint32_t word = kPoison;
   char* const end = data_ + bytes_ / sizeof(word) * sizeof(word);
   for (char* at = data_; at != end; at += sizeof(word)) memcpy(at, &word, sizeof(word));
-  memset(end, kSurroundings, bytes_ % sizeof(word));
+  memcpy(end, &word, bytes_ % sizeof(word));
 }
 
 intptr_t Buffer::element(uintptr_t address) const {
   const intptr_t offset = static_cast<intptr_t>(address - reinterpret_cast<uintptr_t>(data_));
-  const intptr_t size = sizeof(float);
+  const intptr_t size = static_cast<intptr_t>(element_bytes_);
   return offset >= 0 ? offset / size : -((-offset + size - 1) / size);
 }
 
@@ -77,8 +79,8 @@ bool Buffer::surroundings_intact() const {
   return untouched(pages_, data_) && untouched(data_ + bytes_, pages_ + page_bytes_);
 }
 
-Buffer& Memory::add(const char* name, size_t bytes) {
-  buffers_.push_back(std::make_unique<Buffer>(name, bytes, layout_));
+Buffer& Memory::add(const char* name, size_t bytes, size_t element_bytes) {
+  buffers_.push_back(std::make_unique<Buffer>(name, bytes, layout_, element_bytes));
   return *buffers_.back();
 }
 
@@ -87,6 +89,20 @@ const Buffer* Memory::find(uintptr_t address) const {
     if (buffer->covers(address)) return buffer.get();
   }
   return nullptr;
+}
+
+// Returns the address of a buffer of kPoison, or of a read-only copy of `source` where that is not null; null with a sentence in
+// `message` if there is no memory.
+extern "C" void* cuda_on_host_memory_place(Memory* memory, const char* name, size_t bytes, size_t element_bytes,
+                                           const void* source, char* message, size_t size) {
+  try {
+    Buffer& buffer = memory->add(name, bytes, element_bytes);
+    if (source != nullptr) buffer.make_input(source);
+    return buffer.data();
+  } catch (const std::runtime_error& error) {
+    snprintf(message, size, "%s", error.what());
+    return nullptr;
+  }
 }
 
 }  // namespace cuda_on_host

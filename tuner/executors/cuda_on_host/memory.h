@@ -10,8 +10,9 @@
 
 namespace cuda_on_host {
 
-// A quiet NaN. Read as an integer and used as an index, it lies inside the fence behind any buffer.
-constexpr uint32_t kPoison = 0x7fc0deadu;
+// A quiet NaN in float32, and each half of it in bfloat16 and in float16. Read as an integer and used as an index, it lies inside
+// the fence behind any buffer of elements of up to four bytes. tuner/dtypes.py has the same.
+constexpr uint32_t kPoison = 0x7fed7fedu;
 
 // Anonymous pages, given back when destroyed. Address space that is never touched costs nothing.
 class Pages {
@@ -34,11 +35,11 @@ class Pages {
 // them the two find every access outside of the buffer. Cast from the integers of host_runtime.py.
 enum class Layout : int { end, begin };
 
-// One buffer of float32 elements.
+// One buffer.
 class Buffer {
  public:
   // Filled with kPoison. Throws std::runtime_error where there is no memory for it.
-  Buffer(std::string name, size_t bytes, Layout layout);
+  Buffer(std::string name, size_t bytes, Layout layout, size_t element_bytes = sizeof(float));
 
   // Makes the buffer a copy of `source` that kernels may only read.
   void make_input(const void* source);
@@ -55,7 +56,7 @@ class Buffer {
 
   // Index of the element that holds the address; negative before the buffer's first.
   intptr_t element(uintptr_t address) const;
-  size_t elements() const { return bytes_ / sizeof(float); }
+  size_t elements() const { return bytes_ / element_bytes_; }
 
   // Whether the bytes that share a page with the buffer, but are not part of it, still hold kPoison's bytes.
   bool surroundings_intact() const;
@@ -63,6 +64,7 @@ class Buffer {
  private:
   std::string name_;
   size_t bytes_;
+  size_t element_bytes_;
   size_t page_bytes_;  // whole pages that hold the buffer
   Pages mapping_;      // fence, those pages, fence
   char* pages_;
@@ -76,7 +78,7 @@ class Memory {
   explicit Memory(Layout layout) : layout_(layout) {}
 
   Layout layout() const { return layout_; }
-  Buffer& add(const char* name, size_t bytes);
+  Buffer& add(const char* name, size_t bytes, size_t element_bytes);
   const Buffer* find(uintptr_t address) const;
   const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }
 

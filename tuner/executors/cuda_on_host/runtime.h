@@ -5,6 +5,8 @@
 
 namespace cuda_on_host {
 
+constexpr unsigned kWarp = 32;
+
 struct Index {
   unsigned x, y, z;
 };
@@ -25,7 +27,12 @@ struct Here {
 extern CUDA_ON_HOST_THREAD_LOCAL Here here;
 
 // Calls in which threads wait for one another.
-enum class Call : uint8_t { none, syncthreads, syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all };
+enum class Call : uint8_t {
+  none,
+  syncthreads,
+  syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,  // of the lanes of a mask
+  mma_f16, mma_bf16, mma_tf32, load_matrices, load_matrices_transposed,  // of whole warps
+};
 
 // As the source spells it.
 const char* name_of(Call call);
@@ -37,7 +44,7 @@ struct Request {
   unsigned mask = 0;      // lanes that take part; unused by syncthreads
   int operand = 0;        // of a shuffle: source lane, delta or lane mask
   int width = 32;         // of a shuffle: lanes in a segment
-  uint64_t value = 0;     // what the lane brings: the bits to shuffle, or its vote
+  uint64_t value = 0;     // what the lane brings: the bits to shuffle, its vote, or the address of one of the structs below
 };
 
 // Waits until every thread of the block has called it from the same line.
@@ -47,9 +54,27 @@ void barrier(int line);
 // shuffle, otherwise the lanes that voted true.
 uint64_t collective(const Request& request);
 
-// Starts a copy of `count` floats to shared memory; finish_copies ends all those of the running thread.
-void start_copy(float* to, const float* from, unsigned count, int line);
-void finish_copies();
+// A lane's registers in a product d += a @ b. They stay on its stack, where the lane that comes last finds them.
+struct Fragments {
+  float* d;            // 4
+  const unsigned* a;   // 4
+  const unsigned* b;   // 2
+};
+void multiply_matrices(Call call, const Fragments& registers, int line);
+
+// The row a lane names for the load of four matrices, and the four registers it gets.
+struct MatrixRow {
+  unsigned* to;
+  const void* row;
+};
+void load_matrices(Call call, const MatrixRow& row, int line);
+
+// Starts a copy of 4, 8 or 16 bytes to shared memory, of zeros where the source does not exist.
+void start_copy(void* to, const void* from, unsigned bytes, bool exists, int line);
+// The running thread's copies: CopyQueue in copies.h.
+void commit_copies();
+void end_copy_groups(unsigned latest);
+void end_copies();
 
 // Ends the launch with an error.
 [[noreturn]] void trap(int line);

@@ -1,7 +1,9 @@
 // Calls in which the lanes of a warp meet, and what to say when they do not.
 #include <stdio.h>
+#include <string.h>
 
 #include "cuda_on_host/machine.h"
+#include "cuda_on_host/matrix.h"
 
 namespace cuda_on_host {
 
@@ -16,6 +18,11 @@ const char* name_of(Call call) {
     case Call::ballot: return "__ballot_sync";
     case Call::any: return "__any_sync";
     case Call::all: return "__all_sync";
+    case Call::mma_f16: return "mma_f16";
+    case Call::mma_bf16: return "mma_bf16";
+    case Call::mma_tf32: return "mma_tf32";
+    case Call::load_matrices: return "load_matrices";
+    case Call::load_matrices_transposed: return "load_matrices_transposed";
     case Call::none: break;
   }
   return "no call";
@@ -25,9 +32,60 @@ namespace {
 
 bool is_shuffle(Call call) { return call >= Call::shfl && call <= Call::shfl_xor; }
 
+bool is_of_whole_warps(Call call) { return call >= Call::mma_f16; }
+
+bool has_mask(Call call) { return call != Call::syncthreads && !is_of_whole_warps(call); }
+
 bool meet(const Request& a, const Request& b) { return a.call == b.call && a.line == b.line && a.mask == b.mask; }
 
+// " with mask 0x0000ffff"; nothing for a call without a mask.
+struct MaskWords {
+  explicit MaskWords(const Request& request) {
+    if (has_mask(request.call)) snprintf(text, sizeof text, " with mask 0x%08x", request.mask);
+  }
+  char text[32] = "";
+};
+
+// What each lane of a warp brought.
+template <class Operands>
+struct Brought {
+  template <class Threads>
+  explicit Brought(const Threads* threads) {
+    for (unsigned lane = 0; lane < kWarp; ++lane) lanes[lane] = reinterpret_cast<const Operands*>(threads[lane].waits.value);
+  }
+  const Operands* lanes[kWarp];
+};
+
 }  // namespace
+
+void multiply_matrices(Call call, const Fragments& registers, int line) {
+  collective({call, line, ~0u, 0, 32, reinterpret_cast<uintptr_t>(&registers)});
+}
+
+void load_matrices(Call call, const MatrixRow& row, int line) { Machine::running()->load_matrices(call, row, line); }
+
+void Machine::load_matrices(Call call, const MatrixRow& row, int line) {
+  constexpr unsigned kBytes = 16;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(row.row);
+  if (!work_.shared->covers(address)) {
+    fail("line %d: loads a row of a matrix from %s, not from shared memory", line, place(address));
+  }
+  if (address % kBytes != 0) {
+    fail("line %d: loads a row of a matrix at %s, which is at no multiple of %u bytes", line, place(address), kBytes);
+  }
+  uint32_t words[kBytes / sizeof(uint32_t)];
+  memcpy(words, row.row, kBytes);  // here, so that a row outside of the buffer is this lane's fault
+  for (const uint32_t word : words) {
+    if (word != kPoison) continue;
+    for (unsigned index = 0; index < work_.block; ++index) {
+      if (!threads_[index].copies.writes(address, kBytes)) continue;
+      fail("line %d: loads a row of a matrix at %s, to which an asynchronous copy of thread %u has not ended", line, place(address),
+           index);
+    }
+    break;
+  }
+  collective({call, line, ~0u, 0, 32, reinterpret_cast<uintptr_t>(&row)});
+}
 
 uint64_t Machine::collective(const Request& request) {
   Thread& self = *self_;
@@ -37,12 +95,12 @@ uint64_t Machine::collective(const Request& request) {
     fail("calls %s (line %d) with mask 0x%08x, which leaves out its own lane %u", name_of(request.call), request.line, mask, lane);
   }
   if (const unsigned absent = mask & ~warp.present; absent != 0) {
-    fail("calls %s (line %d) with mask 0x%08x, but the block of %u threads has no lane %d in this warp", name_of(request.call),
-         request.line, mask, work_.block, __builtin_ctz(absent));
+    fail("calls %s (line %d)%s, but the block of %u threads has no lane %d in this warp", name_of(request.call), request.line,
+         MaskWords(request).text, work_.block, __builtin_ctz(absent));
   }
   if (const unsigned exited = mask & warp.exited; exited != 0) {
-    fail("calls %s (line %d) with mask 0x%08x, but lane %d (thread %u) has left the kernel", name_of(request.call), request.line,
-         mask, __builtin_ctz(exited), first + static_cast<unsigned>(__builtin_ctz(exited)));
+    fail("calls %s (line %d)%s, but lane %d (thread %u) has left the kernel", name_of(request.call), request.line,
+         MaskWords(request).text, __builtin_ctz(exited), first + static_cast<unsigned>(__builtin_ctz(exited)));
   }
   if (is_shuffle(request.call) && (request.width < 1 || request.width > 32 || (request.width & (request.width - 1)) != 0)) {
     fail("calls %s (line %d) with width %d; it must be a power of two, at most 32", name_of(request.call), request.line,
@@ -65,15 +123,30 @@ void Machine::complete(Warp& warp, unsigned first, unsigned mask) {
     if (!meet(call, other)) return;
     votes |= static_cast<unsigned>(other.value != 0) << lane;
   }
-  for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
-    const unsigned lane = static_cast<unsigned>(__builtin_ctz(rest));
-    Thread& thread = threads_[first + lane];
-    thread.result = is_shuffle(call.call) ? threads_[first + source_lane(thread.waits, lane, mask)].waits.value : votes;
+  if (is_of_whole_warps(call.call)) {
+    complete_matrices(first);
+  } else {
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
+      const unsigned lane = static_cast<unsigned>(__builtin_ctz(rest));
+      Thread& thread = threads_[first + lane];
+      thread.result = is_shuffle(call.call) ? threads_[first + source_lane(thread.waits, lane, mask)].waits.value : votes;
+    }
   }
   warp.waiting &= ~mask;
   for (Walk walk = work_.order.walk(kWarp, true); !walk.empty();) {
     const unsigned lane = static_cast<unsigned>(walk.next());
     if ((mask >> lane & 1) != 0) release(threads_[first + lane]);
+  }
+}
+
+void Machine::complete_matrices(unsigned first) {
+  const Thread* const threads = threads_ + first;
+  switch (threads->waits.call) {
+    case Call::mma_f16: return multiply_f16(Brought<Fragments>(threads).lanes);
+    case Call::mma_bf16: return multiply_bf16(Brought<Fragments>(threads).lanes);
+    case Call::mma_tf32: return multiply_tf32(Brought<Fragments>(threads).lanes);
+    case Call::load_matrices: return distribute(Brought<MatrixRow>(threads).lanes);
+    default: return distribute_transposed(Brought<MatrixRow>(threads).lanes);
   }
 }
 
@@ -107,10 +180,8 @@ void Machine::fail_deadlocked() {
       const Thread& other = threads_[index - index % kWarp + static_cast<unsigned>(__builtin_ctz(rest))];
       if (meet(call, other.waits)) continue;
       become(thread);
-      char mask[32] = "";
-      if (other.waits.call != Call::syncthreads) snprintf(mask, sizeof mask, " with mask 0x%08x", other.waits.mask);
-      fail("waits at %s (line %d) with mask 0x%08x for thread %u, which waits at %s (line %d)%s", name_of(call.call), call.line,
-           call.mask, other.index, name_of(other.waits.call), other.waits.line, mask);
+      fail("waits at %s (line %d)%s for thread %u, which waits at %s (line %d)%s", name_of(call.call), call.line,
+           MaskWords(call).text, other.index, name_of(other.waits.call), other.waits.line, MaskWords(other.waits).text);
     }
   }
   __builtin_unreachable();  // where all wait at one barrier, it has released them

@@ -1,121 +1,15 @@
-"""What each kernel does, as numbers: the variant-specific half of the cost model, in one place.
-
-One function per kernel name says what a block costs. Counts follow the templates and are rough: they are there to rank
-configs of one problem, not to time them. Every kernel of every plan has an entry in KERNELS.
-
-Latencies in cycles: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024
-(H100: L1 40.7, shared memory 29.0, L2 263.0, device memory 478.8). FMA: "Arithmetic Instructions" of the CUDA C++ Programming
-Guide. A shuffle passes through the shared-memory crossbar and is given its latency; a barrier of a few warps is about as long.
-"""
+"""What the row kernels and the second pass of a reduction cost. Counts follow the templates and are rough."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from codegen.problem import Problem
-
-L1 = 41.0
-SHARED = 29.0
-L2 = 263.0
-FMA = 4.0
-SHUFFLE = SHARED
-BARRIER = SHARED
+from tuner.work.base import BARRIER, L1, L2, SHARED, SHUFFLE, Kernels, Setting, Work, emission, pipelined
 
 COLLISION = 4.0
 """Cycles between additions to one address that one warp asks for at once. Fitted to one measured figure: an H200 takes 8.8 us
 for one atomic thread per row at 16 rows of 8 and 16 values, whose 160 additions a row all meet those of the other rows."""
-
-UNROLL = 4
-"""Iterations of a loop whose loads are in flight together: what the templates ask for, and the compiler's own habit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One launch of a plan, at the tuned row count.
-
-    Attributes:
-        problem: the sizes and wanted gradients.
-        constants: the named constants of the rendered source.
-        reduction: how the blocks' shares of the parameter gradients come together.
-        blocks: the grid.
-        threads: of a block.
-        splits: parts the rows are cut into.
-        cache_bytes: L1 cache of one SM, as far as one block may count on it.
-    """
-
-    problem: Problem
-    constants: Mapping[str, int]
-    reduction: str
-    blocks: int
-    threads: int
-    splits: int
-    cache_bytes: float
-
-    @property
-    def warps(self) -> int:
-        """Of a block."""
-        return -(-self.threads // 32)
-
-    @property
-    def split_rows(self) -> int:
-        """Rows of one part."""
-        return -(-self.problem.rows // self.splits)
-
-    @property
-    def wants_parameters(self) -> bool:
-        """Whether any gradient but dx is wanted."""
-        return bool(self.problem.wants - {"dx"})
-
-    @property
-    def parameter_elements(self) -> int:
-        """Elements of the wanted parameter gradients."""
-        hidden, out = self.problem.hidden, self.problem.out
-        sizes = {"dgamma": hidden, "dbeta": hidden, "dw": hidden * out, "db": out}
-        return sum(size for name, size in sizes.items() if name in self.problem.wants)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The cost of one launch.
-
-    Attributes:
-        chain: cycles from a block's first instruction to its last when nothing else runs on its SM.
-        instructions: warp instructions a block issues.
-        wavefronts: passes through the 128-byte port of L1 and shared memory a block makes.
-        l2_bytes: bytes the whole grid moves between the SMs and L2.
-        atomics: additions to device memory by the whole grid.
-        meetings: how many of them meet at each address.
-        registers: estimated registers of a thread.
-    """
-
-    chain: float
-    instructions: float
-    wavefronts: float
-    l2_bytes: float
-    atomics: float = 0.0
-    meetings: float = 0.0
-    registers: int = 40
-
-
-def work(kernel: str, setting: Setting) -> Work:
-    """The cost of a launch of that kernel.
-
-    Raises:
-        KeyError: it has no entry in KERNELS.
-    """
-    if kernel not in KERNELS:
-        raise KeyError(f"the cost model does not know the kernel {kernel!r}; give it an entry in tuner/work.py")
-    return KERNELS[kernel](setting)
-
-
-# --- parts that kernels share ------------------------------------------------------------------------------------------------
-
-
-def _pipelined(count: float, latency: float, instructions: float, depth: int = UNROLL) -> float:
-    """Cycles of `count` loop iterations with `depth` loads in flight, of `instructions` issued each."""
-    return count * max(instructions, latency / depth + FMA) + latency
 
 
 def _columns(setting: Setting, rows: int, column_steps: int, cached: bool) -> Work:
@@ -125,26 +19,19 @@ def _columns(setting: Setting, rows: int, column_steps: int, cached: bool) -> Wo
     out_steps = -(-problem.out // (groups * outs))
     steps = column_steps * out_steps
     instructions = 7.0 + 3.0 * outs
-    reads = 4.0 * rows * (constants["COLUMN_THREADS"] + problem.out) * column_steps * (1 if cached else out_steps)
+    reads = setting.data_size * rows * (constants["COLUMN_THREADS"] + problem.out) * column_steps * (1 if cached else out_steps)
     return Work(
-        chain=steps * (_pipelined(rows, L1 if cached else L2, instructions) + L2 + 6.0 * outs) + 2 * BARRIER + groups * SHARED,
+        chain=steps * (pipelined(rows, L1 if cached else L2, instructions) + L2 + 6.0 * outs) + 2 * BARRIER + groups * SHARED,
         instructions=setting.warps * steps * (rows * instructions + 8.0 * outs),
         wavefronts=setting.warps * steps * rows * (3.0 + outs),
         l2_bytes=reads + 8.0 * setting.parameter_elements)
 
 
-def _emission(setting: Setting) -> tuple[float, float]:
-    """(atomics of the grid, how many meet at an address) where each block adds its share once."""
-    if setting.reduction != "atomic" or not setting.wants_parameters:
-        return 0.0, 0.0
-    return float(setting.blocks * setting.parameter_elements), float(setting.blocks)
-
-
 def _with_columns(setting: Setting, rows_phase: Work) -> Work:
     """A kernel whose block runs `rows_phase` (l2_bytes of one block) and then sums the columns of the same rows."""
-    atomics, meetings = _emission(setting)
+    atomics, meetings = emission(setting)
     total = rows_phase
-    split = 4.0 * setting.split_rows * (setting.problem.hidden + setting.problem.out)
+    split = setting.data_size * setting.split_rows * (setting.problem.hidden + setting.problem.out)
     if setting.wants_parameters and setting.reduction != "column_blocks":
         column_steps = -(-setting.problem.hidden // setting.constants["COLUMN_THREADS"])
         columns = _columns(setting, setting.split_rows, column_steps, split <= setting.cache_bytes)
@@ -167,15 +54,15 @@ def _row_thread(setting: Setting) -> Work:
     lanes = min(32, rows, problem.rows)
     warps = -(-min(rows, setting.threads) // 32) * rounds
     # Each lane reads a row of its own, so one load touches as many lines as its rows lie in.
-    spread = max(1.0, lanes * min(4.0 * out, 128.0) / 128.0)
+    spread = max(1.0, lanes * min(setting.data_size * out, 128.0) / 128.0)
     products = ("dx" in wants) + (everything_atomic and bool(wants & {"dgamma", "dbeta"}))
     fmas = products * hidden * out
-    chain = rounds * (2 * L2 + _pipelined(3 * hidden, L1, 3.0) + _pipelined(fmas, L1, 3.0 + spread) + 20.0 * hidden)
+    chain = rounds * (2 * L2 + pipelined(3 * hidden, L1, 3.0) + pipelined(fmas, L1, 3.0 + spread) + 20.0 * hidden)
     result = Work(
         chain=chain,
         instructions=warps * (12.0 * hidden + 4.0 * fmas),
         wavefronts=warps * ((1.0 + spread) * fmas + 5.0 * hidden * lanes),
-        l2_bytes=4.0 * rows * (3 * hidden + out) + 4.0 * hidden * out)
+        l2_bytes=setting.data_size * rows * (3 * hidden + out) + setting.w_bytes)
     if not everything_atomic:
         return _with_columns(setting, result)
     additions = setting.parameter_elements
@@ -191,22 +78,22 @@ def _row_warp(setting: Setting) -> Work:
     rows, vector, vectors, chunks = (constants[name] for name in ("ROWS", "VECTOR", "CHUNK_VECTORS", "CHUNKS"))
     columns = vectors * vector
     tiles = -(-setting.split_rows // (constants["WARPS"] * rows))
-    w_latency = L1 if 4.0 * hidden * out <= setting.cache_bytes else L2
+    w_latency = L1 if setting.w_bytes <= setting.cache_bytes else L2
     wants_dn = "dx" in problem.wants or (not constants["IDENTITY"] and bool(problem.wants & {"dgamma", "dbeta"}))
     statistics = L2 * (1 if chunks == 1 else 3 * chunks) + rows * 3 * (chunks * 2.0 * columns + 5 * SHUFFLE / min(rows, 4))
     step = vectors + rows * (1.0 + columns)
-    product = chunks * (-(-out // 32) * L2 + _pipelined(out, w_latency, step))
+    product = chunks * (-(-out // 32) * L2 + pipelined(out, w_latency, step))
     finish = chunks * (2 * L2 + rows * 12.0 * columns) + 10 * SHUFFLE
     tile_chain = statistics + (product + finish if wants_dn else 0.0)
     tile_instructions = rows * chunks * 9.0 * columns + (chunks * (out * step + rows * 14.0 * columns) if wants_dn else 0.0)
     # A load of w or x by a warp moves 32 * VECTOR values: VECTOR wavefronts.
     tile_wavefronts = columns * chunks * (5.0 * rows + (out if wants_dn else 0)) + (rows * out if wants_dn else 0)
-    w_reads = 4.0 * hidden * out * (1 if w_latency == L1 else tiles * constants["WARPS"]) if wants_dn else 0.0
+    w_reads = setting.w_bytes * (1 if w_latency == L1 else tiles * constants["WARPS"]) if wants_dn else 0.0
     result = Work(
         chain=tiles * tile_chain,
         instructions=setting.warps * tiles * tile_instructions,
         wavefronts=setting.warps * tiles * tile_wavefronts,
-        l2_bytes=4.0 * setting.split_rows * (3 * hidden + out) + w_reads,
+        l2_bytes=setting.data_size * setting.split_rows * (3 * hidden + out) + w_reads,
         registers=40 + columns * (rows + 2 + 2 * (not constants["IDENTITY"])))
     return _with_columns(setting, result)
 
@@ -230,16 +117,16 @@ def _row_shared(setting: Setting) -> Work:
     wants_dn = "dx" in problem.wants or (not identity and bool(problem.wants & {"dgamma", "dbeta"}))
 
     def staged(elements: float) -> float:
-        return L2 + _pipelined(math.ceil(elements / (4 * threads)), SHARED, 12.0)
+        return L2 + pipelined(math.ceil(elements / (4 * threads)), SHARED, 12.0)
 
     sum_chain = math.log2(lanes) * SHUFFLE
     statistics = L2 + 3 * (rows * 2.0 * columns + sum_chain) + rows * 6.0 * columns
     dn_step = rows + 4 * lane_vectors + 4.0 * columns * rows  # four rows of w
-    product = _pipelined(o_pitch / 4, SHARED, dn_step, 2) if wants_dn else 0.0
+    product = pipelined(o_pitch / 4, SHARED, dn_step, 2) if wants_dn else 0.0
     finish = (2 * sum_chain + rows * 14.0 * columns + SHARED) if wants_dn else 0.0
     reads = max(1.0, tile_o / 4) + max(1.0, tile_h / 4)
     g_step = reads + tile_o * (tile_h + 1.0)
-    gradient = owned * _pipelined(tile_rows, SHARED, g_step) if setting.wants_parameters else 0.0
+    gradient = owned * pipelined(tile_rows, SHARED, g_step) if setting.wants_parameters else 0.0
     tile_chain = staged(tile_rows * o_pitch) + statistics + product + finish + gradient + 2 * BARRIER
     tile_instructions = warps * (
         (statistics - L2 - 3 * sum_chain) + (o_pitch / 4 * dn_step + rows * 16.0 * columns if wants_dn else 0.0)
@@ -250,16 +137,16 @@ def _row_shared(setting: Setting) -> Work:
         * bool(setting.wants_parameters)
     ending = BARRIER * 2 + owned * tile_o * (2 * SHARED + 2.0 * tile_h)
     if identity:
-        ending += -(-problem.hidden // threads) * 2 * _pipelined(problem.out, SHARED, 3.0) + 2 * BARRIER
+        ending += -(-problem.hidden // threads) * 2 * pipelined(problem.out, SHARED, 3.0) + 2 * BARRIER
     else:
-        ending += -(-problem.hidden // threads) * 2 * _pipelined(warps, SHARED, 3.0) + columns * 5.0 * 2
-    atomics, meetings = _emission(setting)
+        ending += -(-problem.hidden // threads) * 2 * pipelined(warps, SHARED, 3.0) + columns * 5.0 * 2
+    atomics, meetings = emission(setting)
     return Work(
         chain=staged(o_pitch * h_pitch) + L2 + tiles * tile_chain + ending + 0.5 * L2,
         instructions=tiles * tile_instructions + warps * (ending / 4 + 3.0 * o_pitch * h_pitch / threads),
         wavefronts=tiles * tile_wavefronts + 2.0 * o_pitch * h_pitch / 32,
-        l2_bytes=4.0 * (problem.rows * (2 * problem.hidden + problem.out)
-                        + setting.blocks * (problem.hidden * problem.out + setting.parameter_elements)),
+        l2_bytes=setting.data_size * problem.rows * (2 * problem.hidden + problem.out)
+        + setting.blocks * (setting.w_bytes + 4.0 * setting.parameter_elements),
         atomics=atomics, meetings=meetings,
         registers=40 + owned * tile_o * (tile_h + 1) + 2 * columns * (rows + (not identity)))
 
@@ -267,14 +154,14 @@ def _row_shared(setting: Setting) -> Work:
 def _sum_partials(setting: Setting) -> Work:
     warps = setting.constants["SUM_WARPS"]
     rounds = -(-setting.splits // warps)
-    chain = L2 + _pipelined(rounds, L2, 4.0, 8) + BARRIER + warps * SHARED + L2
+    chain = L2 + pipelined(rounds, L2, 4.0, 8) + BARRIER + warps * SHARED + L2
     width = 32.0 * setting.constants["SUM_VECTOR"]
     return Work(
         chain=chain, instructions=warps * (rounds * 4.0 + 20.0) + 3.0 * warps, wavefronts=setting.splits * width / 32 + warps,
         l2_bytes=4.0 * setting.blocks * width * (setting.splits + 1))
 
 
-KERNELS: Mapping[str, Callable[[Setting], Work]] = {
+KERNELS: Kernels = {
     "row_thread": _row_thread,
     "row_warp": _row_warp,
     "column_blocks": _column_blocks,

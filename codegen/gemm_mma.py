@@ -1,0 +1,240 @@
+"""The variant gemm_mma."""
+
+from __future__ import annotations
+
+from codegen import reduction
+from codegen.dtypes import CLASS_ERRORS
+from codegen.expr import ONE, ROWS, Expr, ceil_div, const, maximum, minimum
+from codegen.gemm_tiles import Tiles, sizes_of
+from codegen.limits import Limits
+from codegen.plan import Buffer, Fill, Launch, Plan, Step
+from codegen.problem import Problem
+from codegen.variant import Clash, Params, Variant, number, round_up
+
+_CLASSES = {"fp16x3": "fp32", "bf16x6": "fp32", "bf16x3": "tf32", "fp16": "tf32", "bf16": "bf16"}
+"""The finest accuracy class that each arithmetic on float32 data can meet."""
+
+_OWN_ARITHMETIC = {"float16": "fp16", "bfloat16": "bf16"}
+"""The arithmetic of 16-bit data, whose products are those of its own type."""
+
+_UNPROMOTED = 512
+"""Depth of a sum on tensor cores that keeps the accuracy of float32 (measured on an H200: 1.8e-6 of the 2e-6 allowed)."""
+
+
+_ENOUGH_TILES = 1024
+"""Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
+
+
+def _parts(params: Params, tiles: Tiles) -> Expr:
+    """Into how many parts the rows of G are cut; one without rows, so that its gradients become zero."""
+    return maximum(1, minimum(number(params, "parts"), ceil_div(ROWS, tiles.part)))
+
+
+def _needs(problem: Problem) -> tuple[bool, bool, bool]:
+    """Whether dn, G and the sums of dy are needed for what is wanted."""
+    wants = problem.wants
+    return "dx" in wants, bool(wants & {"dgamma", "dbeta", "dw"}), bool(wants & {"db", "dw", "dbeta"})
+
+
+def _sums(problem: Problem, params: Params) -> dict[str, int]:
+    """The gradients whose parts gemm_finish sums, and their columns."""
+    sizes = {"db": problem.out, "dgamma": problem.hidden, "dbeta": problem.hidden, "dw": problem.hidden * problem.out}
+    left = {"db"} | ({"dgamma", "dbeta"} if params["reduction"] != "atomic" else set())
+    left |= {"dw"} if params["reduction"] == "two_pass" else set()
+    return {name: size for name, size in sizes.items() if name in problem.wants & left}
+
+
+def _sum_blocks(name: str, size: int, tiles: Tiles) -> int:
+    """Blocks of gemm_finish that sum the parts of a gradient: a thread has four elements of dw, a warp 128 of the others."""
+    return -(-size // (4 * 32 * tiles.row_block_warps if name == "dw" else 128))
+
+
+def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, ...]:
+    dn, g, db = _needs(problem)
+    parts, plane = _parts(params, tiles), "float16" if str(params["arithmetic"]).startswith("fp16") else "bfloat16"
+    dy_planes = tiles.padded_rows * (tiles.planes * tiles.out_pitch)
+    sums = _sums(problem, params)
+    buffers: list[Buffer] = []
+    if dn:
+        buffers += [Buffer(name, ROWS) for name in ("row_mean", "row_rest", "row_rstd")]
+        buffers.append(Buffer("w_planes", const(tiles.planes * tiles.out_pitch * tiles.hidden_pitch), plane))
+        if problem.dtype != "float32":
+            buffers.append(Buffer("dn", ROWS * problem.hidden))
+    if g:
+        buffers.append(Buffer("xhat_planes", tiles.padded_rows * (tiles.planes * tiles.hidden_pitch), plane))
+    if tiles.scaled:
+        if dn:
+            buffers += [Buffer("dy_row_planes", dy_planes, plane), Buffer("dy_row_scales", tiles.padded_rows * tiles.dy_tiles_o),
+                        Buffer("w_scales", const(tiles.dy_tiles_o * tiles.hidden_pitch))]
+        if g:
+            buffers += [Buffer("dy_column_planes", dy_planes, plane),
+                        Buffer("dy_column_scales", tiles.row_parts * tiles.out_pitch)]
+    elif dn or g:
+        buffers.append(Buffer("dy_planes", dy_planes, plane))
+    if db:
+        buffers.append(Buffer("db_parts", tiles.row_parts * tiles.out_pitch))
+    if "dw" in sums:
+        buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))
+    buffers += [Buffer(f"{name}_parts", parts * (tiles.g_tiles_o * tiles.hidden_pitch)) for name in ("dgamma", "dbeta")
+                if name in sums]
+    return tuple(buffers)
+
+
+def _plan(problem: Problem, params: Params) -> Plan:
+    tiles, parts = Tiles.of(problem, params), _parts(params, Tiles.of(problem, params))
+    dn, g, _ = _needs(problem)
+    row_threads = 32 * tiles.row_block_warps
+    prepared = tiles.row_parts * tiles.dy_tiles_o + (tiles.w_tiles if dn else 0)
+    if dn or g:
+        prepared = prepared + ceil_div(tiles.padded_rows, tiles.block_rows)
+    products = parts * (tiles.g_tiles_o * tiles.tiles_h) if g else const(0)
+    if dn:
+        products = products + ceil_div(ROWS, tiles.row_pad) * (tiles.row_pad // tiles.block_m * tiles.tiles_h)
+    finished: Expr = const(sum(_sum_blocks(name, size, tiles) for name, size in _sums(problem, params).items()))
+    if dn:
+        finished = finished + ceil_div(ROWS, tiles.block_rows)
+    steps: list[Step] = []
+    if params["reduction"] == "atomic":
+        steps.append(Fill(tuple(name for name in ("dgamma", "dbeta", "dw") if name in problem.wants)))
+    steps.append(Launch("gemm_prepare", prepared, row_threads, tiles.prepare_shared_bytes))
+    if dn or g:
+        steps.append(Launch("gemm_mma", products, tiles.threads, tiles.shared_bytes))
+    if finished != const(0):
+        steps.append(Launch("gemm_finish", finished, row_threads, tiles.finish_shared_bytes))
+    return Plan(tuple(steps), _workspace(problem, params, tiles), parts if g else ONE)
+
+
+def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | None:
+    own = _OWN_ARITHMETIC.get(problem.dtype)
+    if own is not None and params["arithmetic"] != own:
+        return f"{problem.dtype} data is multiplied as it is; take arithmetic={own}"
+    return None
+
+
+def _unscaled(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if str(params["arithmetic"]).startswith("fp16") and problem.dtype == "float32" and not number(params, "promote"):
+        return "scales of float16 hold for the depth between promotions; take promote=128"
+    return None
+
+
+def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
+    block_m, block_n = sizes_of(params, "tile")
+    warps_m, warps_n = sizes_of(params, "warps")
+    if block_m // warps_m < 16 or block_n // warps_n < 16:
+        return f"tile={params['tile']} has too little for {params['warps']} warps; each needs 16x16"
+    if 32 * warps_m * warps_n % max(block_m, block_n):
+        return f"{32 * warps_m * warps_n} threads cannot share out the copies of a tile of {params['tile']}; take more warps"
+    return None
+
+
+def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
+    tiles = Tiles.of(problem, params)
+    if tiles.shared_bytes > limits.shared_per_block:
+        return f"needs {tiles.shared_bytes} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
+    if tiles.registers > (available := min(255, limits.registers_per_sm // tiles.threads)):
+        return f"needs about {tiles.registers} registers a thread where {available} are there"
+    return None
+
+
+def _mismatched(problem: Problem, params: Params, limits: Limits) -> str | None:
+    parts, (_, g, _) = number(params, "parts"), _needs(problem)
+    if problem.deterministic and params["reduction"] == "atomic":
+        return "atomic additions come in another order in every run; a deterministic kernel cannot use them"
+    if params["reduction"] == "atomic" and problem.param_dtype != "float32":
+        return f"atomic additions need float32 gradients, not {problem.param_dtype}; take two_pass or direct"
+    if params["reduction"] != "direct" and not g:
+        return f"reduction={params['reduction']} has no parts to add up where no gradient of w, gamma and beta is wanted"
+    if (params["reduction"] == "direct") != (parts == 1):
+        return f"reduction={params['reduction']} does not go with parts={parts}; direct takes 1, the others more"
+    return None
+
+
+def _too_much_workspace(problem: Problem, params: Params, limits: Limits) -> str | None:
+    # What the clash does not look at changes nothing about it.
+    return reduction.too_much_workspace(problem, _plan(problem, {**VARIANT.defaults, **params}))
+
+
+def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
+    return None  # all of it clashes
+
+
+def _inexact(problem: Problem, params: Params) -> str | None:
+    arithmetic = str(params["arithmetic"])
+    if problem.dtype != "float32":
+        return None
+    if CLASS_ERRORS[_CLASSES[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
+        return f"arithmetic={arithmetic} meets the accuracy class {_CLASSES[arithmetic]}, not {problem.accuracy}"
+    if problem.accuracy == "fp32" and not number(params, "promote") and max(problem.rows, problem.out) > _UNPROMOTED:
+        return f"sums on tensor cores lose the accuracy of float32 after a depth of {_UNPROMOTED}; take promote=128"
+    return None
+
+
+def _wasteful(problem: Problem, params: Params) -> str | None:
+    return _wasteful_arithmetic(problem, params) or _wasteful_tile(problem, params) or _wasteful_order(problem, params)
+
+
+def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
+    arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
+    if problem.dtype == "float32" and CLASS_ERRORS[_CLASSES[arithmetic]] < CLASS_ERRORS[problem.accuracy]:
+        return f"arithmetic={arithmetic} does more than the accuracy class {problem.accuracy} asks for"
+    if promote and arithmetic in ("bf16", "fp16") and (problem.dtype != "float32" or arithmetic == "bf16"):
+        return f"the accuracy class {problem.accuracy} needs no promotion; take promote=0"
+    if promote > 128 and promote >= 2 * max(problem.rows, problem.out):
+        return f"no sum is as deep as promote={promote}; promote=128 does the same"
+    return None
+
+
+def _wasteful_tile(problem: Problem, params: Params) -> str | None:
+    block_m, block_n = sizes_of(params, "tile")
+    if (block_m > 64 and block_m >= 2 * max(problem.rows, problem.out)) or (block_n > 32 and block_n >= 2 * problem.hidden):
+        return f"tile={params['tile']} is mostly padding; take a smaller one"
+    if block_m * block_n <= 64 * 64 and (problem.rows + problem.out) * problem.hidden > _ENOUGH_TILES * 128 * 128:
+        return f"tile={params['tile']} reads its operands more often than larger tiles, of which there are enough"
+    return None
+
+
+def _wasteful_order(problem: Problem, params: Params) -> str | None:
+    tiles, parts, group = Tiles.of(problem, params), number(params, "parts"), number(params, "group")
+    if parts > 1 and -(-problem.rows // tiles.part) < parts:
+        return f"{problem.rows} rows make fewer than {parts} parts of {tiles.part}"
+    if parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES:
+        return f"fewer than {parts} parts already make enough tiles of G"
+    if group > 4 and group * tiles.block_m >= 2 * max(problem.rows, problem.out):
+        return f"group={group} is more than there are rows of tiles; group=4 does the same"
+    return None
+
+
+def _constants(problem: Problem, params: Params) -> dict[str, int]:
+    tiles = Tiles.of(problem, params)
+    sums = _sums(problem, params)
+    named = {
+        "THREADS": tiles.threads, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k,
+        "WARPS_M": tiles.warps_m, "WARPS_N": tiles.warps_n, "STAGES": tiles.stages, "PROMOTE": tiles.promote, "PART": tiles.part,
+        "GROUP": number(params, "group"), "ROW_PAD": tiles.row_pad, "OUT_PITCH": tiles.out_pitch,
+        "HIDDEN_PITCH": tiles.hidden_pitch, "TILES_H": tiles.tiles_h, "G_TILES_O": tiles.g_tiles_o,
+        "DY_TILES_O": tiles.dy_tiles_o, "W_TILES": tiles.w_tiles, "ROW_WARPS": tiles.row_warps,
+        "ROW_BLOCK_WARPS": tiles.row_block_warps, "ROW_STEPS": tiles.row_steps,
+    }
+    if tiles.scaled:
+        named["SCALES_SLOTS"] = tiles.scales_slots
+    if "dw" in sums:
+        named["DW_PARTS_PITCH"] = round_up(sums["dw"], 4)
+    return named | {f"{name.upper()}_SUM_BLOCKS": _sum_blocks(name, size, tiles) for name, size in sums.items()}
+
+
+VARIANT = Variant(
+    name="gemm_mma",
+    summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"),
+             "tile": ("128x128", "256x128", "128x64", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
+             "promote": (128, 256, 512, 0), "depth": (32, 64), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
+             "parts": (1, 2, 3, 4, 8, 16, 32, 64), "group": (8, 4)},
+    defaults={"arithmetic": "fp16x3", "tile": "128x128", "warps": "2x4", "promote": 128, "depth": 64, "stages": 3,
+              "reduction": "two_pass", "parts": 2, "group": 8},
+    refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
+    clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
+             Clash(("arithmetic", "promote"), _unscaled),
+             Clash(("arithmetic", "tile", "warps", "promote", "depth", "stages"), _too_large),
+             Clash(("reduction", "parts"), _mismatched),
+             Clash(("arithmetic", "tile", "promote", "depth", "reduction", "parts"), _too_much_workspace)),
+)

@@ -1,0 +1,167 @@
+"""The geometry of gemm_mma: tiles, paddings, shared memory and registers that follow from its parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from codegen.expr import ROWS, Expr, ceil_div
+from codegen.problem import Problem
+from codegen.variant import Params, number, round_up
+
+PLANES = {"tf32": 1, "tf32x3": 2, "bf16": 1, "bf16x3": 2, "bf16x6": 3, "fp16": 1, "fp16x3": 2}
+"""Into how many numbers of its type each arithmetic takes a value apart (templates/_mma.cu.j2)."""
+
+PART = 256
+"""Rows that share a partial sum of db where neither scales nor promotion say otherwise."""
+
+W_COLUMNS = 64
+"""Columns of a tile of w that a block of gemm_prepare takes."""
+
+
+def sizes_of(params: Params, name: str) -> tuple[int, int]:
+    """A parameter that names rows and columns, such as "128x64"."""
+    rows, columns = str(params[name]).split("x")
+    return int(rows), int(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What follows from the problem and the parameters. Sizes in elements, unless named otherwise.
+
+    Attributes:
+        block_m, block_n, block_k: a block's tile of a product, and the depth of one stage.
+        warps_m, warps_n: how the warps share the tile.
+        stages: stages of shared memory.
+        planes: 16-bit numbers that stand for one value.
+        scaled: whether operands are scaled by powers of two.
+        promote: depth between promotions to ordinary float sums; 0: never.
+        part: rows, and columns of dy, that share scales and a partial sum of db.
+        hidden, out: sizes of the problem.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    planes: int
+    scaled: bool
+    promote: int
+    part: int
+    hidden: int
+    out: int
+
+    @classmethod
+    def of(cls, problem: Problem, params: Params) -> Tiles:
+        """The geometry of a config."""
+        block_m, block_n = sizes_of(params, "tile")
+        warps_m, warps_n = sizes_of(params, "warps")
+        arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
+        return cls(block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), PLANES[arithmetic],
+                   problem.dtype == "float32" and arithmetic.startswith("fp16"), promote, promote or PART, problem.hidden,
+                   problem.out)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def row_pad(self) -> int:
+        """Rows of the operands come in multiples of this: tiles of dn, and steps in depth of G."""
+        return math.lcm(self.block_m, self.block_k)
+
+    @property
+    def out_pitch(self) -> int:
+        return round_up(self.out, math.lcm(self.block_m, self.block_k))
+
+    @property
+    def hidden_pitch(self) -> int:
+        return round_up(self.hidden, math.lcm(self.block_n, W_COLUMNS))
+
+    @property
+    def padded_rows(self) -> Expr:
+        return ceil_div(ROWS, self.row_pad) * self.row_pad
+
+    @property
+    def row_parts(self) -> Expr:
+        """Parts of `part` rows, padding included."""
+        return ceil_div(self.padded_rows, self.part)
+
+    @property
+    def tiles_h(self) -> int:
+        """Tiles over the columns of x, of both products."""
+        return self.hidden_pitch // self.block_n
+
+    @property
+    def g_tiles_o(self) -> int:
+        """Tiles of G over the rows of w."""
+        return -(-self.out // self.block_m)
+
+    @property
+    def dy_tiles_o(self) -> int:
+        """Tiles over the columns of dy in gemm_prepare."""
+        return -(-self.out_pitch // self.part)
+
+    @property
+    def w_tiles(self) -> int:
+        """Tiles of w in gemm_prepare."""
+        return -(-self.out_pitch // self.part) * (self.hidden_pitch // W_COLUMNS)
+
+    @property
+    def row_warps(self) -> int:
+        """Warps that share a row of x: one or all of a block, so that a lane holds 32 values of it. No more than 16, as blocks of
+        gemm_prepare also hold tiles of dy in registers."""
+        return 1 if self.hidden <= 1024 else 8 if self.hidden <= 8192 else 16
+
+    @property
+    def row_block_warps(self) -> int:
+        """Warps of a block of gemm_prepare and gemm_finish."""
+        return max(8, self.row_warps)
+
+    @property
+    def row_steps(self) -> int:
+        """Vectors of eight values of a row that a lane holds."""
+        return -(-self.hidden_pitch // (256 * self.row_warps))
+
+    @property
+    def block_rows(self) -> int:
+        """Rows a block of gemm_prepare or gemm_finish takes."""
+        return self.row_block_warps // self.row_warps
+
+    @property
+    def scales_slots(self) -> int:
+        """Sets of scales in shared memory: of the sums that leave, of those that are summed, and of what is copied ahead."""
+        return 2 + (self.stages - 1) * self.block_k // self.promote
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block of gemm_mma: the stages and scales, or what the epilogue of G needs."""
+        stages = self.stages * self.planes * (self.block_m + self.block_n) * self.block_k * 2
+        scales = 4 * self.scales_slots * (self.block_m + self.block_n) if self.scaled else 0
+        return max(stages + scales, 4 * (self.block_m + 2 * self.warps_m * self.block_n))
+
+    @property
+    def prepare_shared_bytes(self) -> int:
+        """Of a block of gemm_prepare: what the groups of threads find of each column, the totals, and the rows' maxima."""
+        threads = 32 * self.row_block_warps
+        sizes = []
+        for columns in (self.part, W_COLUMNS):
+            lanes = min(32, columns // 8)
+            sizes.append(4 * (threads // lanes * columns + columns + self.part))
+        return max(sizes)
+
+    @property
+    def finish_shared_bytes(self) -> int:
+        """Of a block of gemm_finish: each warp's sums of 128 columns."""
+        return 4 * 128 * self.row_block_warps
+
+    @property
+    def registers(self) -> int:
+        """Estimate for a thread of gemm_mma: sums, twice where they are promoted, a set of fragments, and 48 for the next set, as
+        much of it as fits, and for addresses. From compiled kernels."""
+        warp_m, warp_n = self.block_m // self.warps_m, self.block_n // self.warps_n
+        sums = warp_m * warp_n // 32
+        fragments = self.planes * (warp_m // 16 * 4 + warp_n // 8 * 2)
+        return sums * (2 if self.promote else 1) + fragments + 48

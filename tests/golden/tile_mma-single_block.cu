@@ -1,0 +1,1117 @@
+// tile_mma: one pass over x and dy for small w; tensor cores multiply, w and G = dy^T @ xhat stay on chip.
+// Config: tile_mma:arithmetic=fp16x3,rows=64,warps=8,across=2,stages=2,blocks=1,ahead=1,reduction=single_block
+//
+// Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
+//   xhat = (x - mean) * rstd        dn = dy @ w
+//   dx     = rstd * (dn*gamma - mean_h(dn*gamma) - xhat * mean_h(dn*gamma*xhat))
+//   dgamma = sum_rows dn*xhat       dbeta = sum_rows dn
+//   dw     = dy^T @ (xhat*gamma + beta)                    db = sum_rows dy
+// or, with G = dy^T @ xhat, without any sum of dn over the rows:
+//   dw = G*gamma + outer(db, beta)  dgamma = sum_o w*G     dbeta = db @ w
+
+constexpr int HIDDEN = 8;  // length of a row of x
+constexpr int OUT = 16;  // length of a row of dy
+constexpr bool WANT_DX = true;
+constexpr bool WANT_DGAMMA = true;
+constexpr bool WANT_DBETA = true;
+constexpr bool WANT_DW = true;
+constexpr bool WANT_DB = true;
+constexpr int THREADS = 256;  // threads in a block
+constexpr int WARPS = 8;  // warps in a block
+constexpr int BLOCKS = 1;  // blocks that an SM is to hold
+constexpr int TILE_ROWS = 64;  // rows a block takes at once
+constexpr int ACROSS = 2;  // warps that share out the columns of the same rows
+constexpr int STAGES = 2;  // stages of shared memory
+constexpr int AHEAD = 1;  // 1: operands of the next step of depth are loaded while one is multiplied
+constexpr int H_PADDED = 64;  // columns of x and w, with padding
+constexpr int O_PADDED = 32;  // columns of dy, and rows of w, with padding
+constexpr int G_WARPS_O = 2;  // warps that share out the rows of G
+constexpr int G_WARPS_H = 4;  // warps that share out the columns of G
+
+using index_t = int;  // counts elements of w
+
+using data_t = float;  // of x, dy and dx
+using param_t = float;  // of gamma, beta, w and their gradients
+
+struct Params {
+  const data_t* dy;  // [rows, OUT]
+  const data_t* x;  // [rows, HIDDEN]
+  const param_t* gamma;  // [HIDDEN]; null: all ones
+  const param_t* beta;  // [HIDDEN]; null: all zeros
+  const param_t* w;  // [OUT, HIDDEN]
+  data_t* dx;  // [rows, HIDDEN]; null: not wanted
+  param_t* dgamma;  // [HIDDEN]; null: not wanted
+  param_t* dbeta;  // [HIDDEN]; null: not wanted
+  param_t* dw;  // [OUT, HIDDEN]; null: not wanted
+  param_t* db;  // [OUT]; null: not wanted
+  const float* mean;  // [rows]; null: recomputed
+  const float* rstd;  // [rows]; null: recomputed
+  int64_t rows;
+  float eps;
+  int splits;  // parts the rows are cut into
+};
+
+#ifdef __CUDACC__
+// Everything a host compiler cannot read stands between these lines.
+
+// The only access to shared memory; its size comes with the launch.
+__device__ __forceinline__ float* dynamic_shared() {
+  extern __shared__ __align__(16) float dynamic_shared_memory[];
+  return dynamic_shared_memory;
+}
+
+// Starts a copy of N floats, N = 1, 2 or 4, from global to shared memory that passes no register and waits for nothing. Both
+// addresses are multiples of 4*N bytes. Done for this thread after wait_for_copies(), for the block after a barrier behind it.
+template <int N>
+__device__ __forceinline__ void copy_async(float* to, const float* from) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(4 * N) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// The same for BYTES bytes, 4, 8 or 16; 16 pass the first cache by. `exists` false: zeros are written and `from` is not read,
+// but must still be a multiple of BYTES.
+template <int BYTES>
+__device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, bool exists) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const int read = exists ? BYTES : 0;
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(read) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(read) : "memory");
+  }
+}
+template <int BYTES>
+__device__ __forceinline__ void copy_async_bytes(void* to, const void* from) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
+  }
+}
+
+// The copies this thread started since its last commit become a group. Waiting ends all its groups but the N latest; copies that
+// belong to no group yet are not waited for.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void wait_for_copy_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Two values in one register as float16, `low` in the low 16 bits; rounded to nearest even, and infinite where too large.
+__device__ __forceinline__ unsigned pack_f16(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ unsigned short float_to_f16(float value) {
+  return static_cast<unsigned short>(pack_f16(value, 0.0f));
+}
+__device__ __forceinline__ float f16_to_float(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+__device__ __forceinline__ float low_f16(unsigned pair) { return f16_to_float(static_cast<unsigned short>(pair)); }
+__device__ __forceinline__ float high_f16(unsigned pair) { return f16_to_float(static_cast<unsigned short>(pair >> 16)); }
+
+// Two values in one register as bfloat16, `low` in the low 16 bits; rounded to nearest even, and infinite where too large.
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ unsigned short float_to_bf16(float value) {
+  return static_cast<unsigned short>(pack_bf16(value, 0.0f));
+}
+__device__ __forceinline__ float bf16_to_float(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
+__device__ __forceinline__ float low_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair)); }
+__device__ __forceinline__ float high_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair >> 16)); }
+
+// The bits of a float rounded to the 10 fraction bits of tf32; of two values as near, the larger in magnitude.
+__device__ __forceinline__ unsigned round_tf32(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+// Matrix products of a warp, all of whose lanes call them together: d += a @ b, d [16,8] float. With g = lane / 4 and
+// t = lane % 4, a lane holds d[g][2t], d[g][2t+1], d[g+8][2t], d[g+8][2t+1].
+// f16 and bf16: a [16,16], b [16,8]. A register of a holds two neighbours of a row: columns 2t and 2t+1 of row g, of row g+8,
+// then columns 2t+8 and 2t+9 of both. One of b holds two neighbours of column g: rows 2t and 2t+1, then rows 2t+8 and 2t+9.
+// tf32: a [16,8], b [8,8], a value a register: a[g][t], a[g+8][t], a[g][t+4], a[g+8][t+4]; b[t][g], b[t+4][g].
+__device__ __forceinline__ void mma_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8x8 matrices of 16-bit values from shared memory, all lanes of the warp together. Lane i gives the address of row i % 8
+// of matrix i / 8, a multiple of 16 bytes, and gets in r[m] the values 2t and 2t+1 of row g of matrix m; transposed: of column g.
+__device__ __forceinline__ void load_matrices(unsigned (&r)[4], const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4], const void* row) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+#endif
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+
+// The nearest value of type T; of two as near, the even one.
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float(float value) { return value; }
+
+__device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
+  return reinterpret_cast<size_t>(pointer) % bytes == 0;
+}
+
+// N neighbouring elements, as one access moves them.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  static_assert(N * sizeof(T) <= 16, "no access is wider than 16 bytes");
+  T element[N];
+};
+
+// N neighbouring elements, N = 1, 2, 4 or 8: in one access where `aligned` says that the address is a multiple of their size.
+template <int N, class T>
+__device__ __forceinline__ void load(float (&to)[N], const T* from, bool aligned) {
+  if constexpr (N > 1) {
+    if (aligned) {
+      const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(from);
+#pragma unroll
+      for (int i = 0; i < N; ++i) to[i] = to_float(v.element[i]);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = to_float(from[i]);
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligned) {
+  if constexpr (N > 1) {
+    if (aligned) {
+      Vector<T, N> v;
+#pragma unroll
+      for (int i = 0; i < N; ++i) v.element[i] = from_float<T>(from[i]);
+      *reinterpret_cast<Vector<T, N>*>(to) = v;
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
+}
+
+__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
+__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
+
+// Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
+template <int LANES>
+__device__ __forceinline__ float lane_sum(float value) {
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// Statistics of a row of x. Its mean is carried in two floats, mean + rest: where a row's spread is near the spacing of float32
+// at its mean, one float cannot hold the mean exactly enough to normalise by.
+struct RowStats {
+  float mean, rest, rstd;
+};
+__device__ __forceinline__ float normalized(float x, const RowStats& stats) { return (x - stats.mean - stats.rest) * stats.rstd; }
+
+// From the sums over a row of d = x - mean and of d*d. sum(d), zero but for rounding, corrects both the mean and the variance.
+// E[x^2] - E[x]^2 would cancel where the mean is large against the spread.
+__device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum_d2, float eps) {
+  const float rest = sum_d / HIDDEN;
+  const float variance = fmaxf(fmaf(-rest, rest, sum_d2 / HIDDEN), 0.0f);
+  return {mean, rest, __frsqrt_rn(variance + eps)};
+}
+
+// The rows a block works on when the rows are cut into p.splits contiguous parts.
+struct RowRange {
+  int64_t begin, end;
+};
+__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
+  const int64_t part = (p.rows + p.splits - 1) / p.splits;
+  const int64_t begin = split * part;
+  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
+}
+
+// Reduction "single_block": no two blocks share an output element, so its sum is final.
+__device__ __forceinline__ void emit(param_t* to, float value) { *to = from_float<param_t>(value); }
+
+// Where this block's share of each parameter gradient goes.
+using share_t = param_t;
+__device__ __forceinline__ share_t* dw_share(const Params& p) { return p.dw; }
+__device__ __forceinline__ share_t* db_share(const Params& p) { return p.db; }
+__device__ __forceinline__ share_t* dgamma_share(const Params& p) { return p.dgamma; }
+__device__ __forceinline__ share_t* dbeta_share(const Params& p) { return p.dbeta; }
+
+// Arithmetic "fp16x3": a value is the sum of PLANES numbers of type f16, each of them what those before leave
+// over. Fragments of a matrix product hold one K_STEP of the depth k, as m16n8k16 wants them.
+constexpr int PLANES = 2;
+constexpr int K_STEP = 16;
+
+// Two neighbouring values along k as one 16-bit pair a plane, the high parts first.
+__device__ __forceinline__ void split_pair(unsigned (&planes)[PLANES], float first, float second) {
+#pragma unroll
+  for (int plane = 0; plane < PLANES; ++plane) {
+    planes[plane] = pack_f16(first, second);
+    if (plane + 1 == PLANES) break;
+    first -= low_f16(planes[plane]);
+    second -= high_f16(planes[plane]);
+  }
+}
+
+// acc += a @ b over one K_STEP, one plane of each.
+__device__ __forceinline__ void multiply_planes(float (&acc)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  mma_f16(acc, a, b);
+}
+
+// acc += a @ b over one K_STEP. Products of small parts come first; those as small as what the last plane leaves over stay out:
+// 3 products of 2 planes each, 6 of 3.
+__device__ __forceinline__ void multiply(float (&acc)[4], const unsigned (&a)[PLANES][4], const unsigned (&b)[PLANES][2]) {
+#pragma unroll
+  for (int order = PLANES - 1; order >= 0; --order) {
+#pragma unroll
+    for (int plane = order; plane >= 0; --plane) multiply_planes(acc, a[plane], b[order - plane]);
+  }
+}
+
+// float16 spans 2^-24 to 65,504, so float32 values are scaled by powers of two first: the largest of those that share a scale
+// comes to stand in [2^14, 2^15), and what the planes leave over is below 2^-39 of it. No maximum, or one of zero: the scale of
+// the smallest normal number. `maximum` is finite and not negative.
+__device__ __forceinline__ unsigned scale_exponent(float maximum) {
+  const int exponent = 268 - static_cast<int>(__float_as_uint(maximum) >> 23);
+  return static_cast<unsigned>(exponent > 253 ? 253 : exponent);
+}
+__device__ __forceinline__ float scale_of(float maximum) { return __uint_as_float(scale_exponent(maximum) << 23); }
+__device__ __forceinline__ float inverse_scale_of(float maximum) {
+  return __uint_as_float((254 - scale_exponent(maximum)) << 23);
+}
+// What enters such a maximum: infinities and NaN, which no scale helps, do not.
+__device__ __forceinline__ float magnitude(float value) {
+  const float size = fabsf(value);
+  return size < INFINITY ? size : 0.0f;
+}
+
+// |xhat| <= sqrt(HIDDEN - 1), so that its scale is known beforehand.
+constexpr int half_log2_ceil(int value) {
+  int bits = 0;
+  while (value > 1 << (2 * bits)) ++bits;
+  return bits;
+}
+constexpr int XHAT_EXPONENT = 14 - half_log2_ceil(HIDDEN - 1);
+constexpr float XHAT_SCALE = XHAT_EXPONENT < 0 ? 1.0f / (1 << -XHAT_EXPONENT) : 1 << XHAT_EXPONENT;
+constexpr float XHAT_INVERSE_SCALE = 1.0f / XHAT_SCALE;
+
+// One pass over x and dy. A block stays for many tiles of TILE_ROWS rows, and while it works on one the next is on its way to
+// shared memory. It keeps w there, split for the tensor cores, and its part of G = dy^T @ xhat in registers; what the parameter
+// gradients need of G and db they take when the last tile is done. Three roles for every warp, one after the other:
+//   statistics   its share of the tile's rows: mean and rstd of x, maxima of dy for the scales, sums of dy;
+//   rows         16 * ROW_TILES rows, of which ACROSS warps share out the columns: xhat, dn = dy @ w, dx;
+//   columns      a part of G.
+constexpr int ITEM = sizeof(data_t);
+constexpr int QUAD_BYTES = 4 * ITEM;
+constexpr int PLANE_CHUNKS = 2;  // chunks of 16 bytes that 16 columns of a plane take
+
+// Rows of shared memory are whole multiples of 128 bytes, so that the chunks of a row can change places (chunk_at).
+constexpr int chunks_of(int bytes) { return (bytes + 127) / 128 * 8; }
+constexpr int X_CHUNKS = chunks_of(H_PADDED * ITEM);
+constexpr int DY_CHUNKS = chunks_of(O_PADDED * ITEM);
+constexpr int W_CHUNKS = chunks_of(H_PADDED * PLANES * 2);
+constexpr int X_BYTES = TILE_ROWS * X_CHUNKS * 16;
+constexpr int TILE_BYTES = X_BYTES + TILE_ROWS * DY_CHUNKS * 16;
+
+// Statistics of x and those of dy: every warp takes WARP_ROWS rows of each, or half of the warps take x and the other half dy.
+constexpr bool HALVES = TILE_ROWS < 8 * WARPS;
+constexpr int LOOKING_WARPS = HALVES ? WARPS / 2 : WARPS;
+constexpr int WARP_ROWS = TILE_ROWS / LOOKING_WARPS;
+// Sums of dy and its maxima: DY_LANES lanes share a row, in DY_QUADS steps of four columns each.
+constexpr int dy_lanes() {
+  int lanes = 4;
+  while (lanes < 32 && lanes * 4 < O_PADDED) lanes *= 2;
+  return lanes;
+}
+constexpr int DY_LANES = dy_lanes();
+constexpr int DY_QUADS = (O_PADDED + 4 * DY_LANES - 1) / (4 * DY_LANES);
+constexpr int DY_GROUPS = 32 / DY_LANES * LOOKING_WARPS;  // groups of lanes in the block
+
+struct Shared {
+  char* w;  // [O_PADDED][W_CHUNKS]: the planes of w
+  char* tiles;  // [STAGES]: rows of x, [TILE_ROWS][X_CHUNKS], then of dy, [TILE_ROWS][DY_CHUNKS]
+  float4* stats;  // [TILE_ROWS]: mean, rest, rstd
+  float2* row_sums;  // [ACROSS][TILE_ROWS]: each warp's sums of dn*gamma and dn*gamma*xhat
+  float* gamma;  // [H_PADDED], with the inverse scales of w's columns
+  float* groups;  // [DY_GROUPS][O_PADDED]: maxima of dy's columns, in the end sums of dy
+  float* row_scales;  // [TILE_ROWS]: of dy, for dn
+  float* column_scales;  // [O_PADDED]: of dy, for G
+};
+
+__device__ __forceinline__ Shared shared_layout() {
+  Shared s;
+  s.w = reinterpret_cast<char*>(dynamic_shared());
+  s.tiles = s.w + O_PADDED * W_CHUNKS * 16;
+  s.stats = reinterpret_cast<float4*>(s.tiles + STAGES * TILE_BYTES);
+  s.row_sums = reinterpret_cast<float2*>(s.stats + TILE_ROWS);
+  s.gamma = reinterpret_cast<float*>(s.row_sums + ACROSS * TILE_ROWS);
+  s.groups = s.gamma + H_PADDED;
+  s.row_scales = s.groups + DY_GROUPS * O_PADDED;
+  s.column_scales = s.row_scales + TILE_ROWS;
+  return s;
+}
+
+// A chunk of 16 bytes of a row. The chunks of each 128 bytes change places from row to row so that no two of these lie in the
+// same banks: one chunk of eight rows, two of four, four of two. `turn` is turn_of(row); rows that are a multiple of eight apart
+// share it, so that the addresses of a phase differ by constants.
+__device__ __forceinline__ int turn_of(int row) { return (row & 1) << 6 | (row & 2) << 4 | (row & 4) << 2; }
+template <int CHUNKS>
+__device__ __forceinline__ char* chunk_at(char* rows, int row, int turn, int chunk) {
+  return rows + row * (CHUNKS * 16) + chunk / 8 * 128 + (chunk % 8 * 16 ^ turn);
+}
+// Elements 4 * quad, ... 4 * quad + 3 of a row.
+template <int CHUNKS>
+__device__ __forceinline__ data_t* quad_at(char* rows, int row, int turn, int quad) {
+  return reinterpret_cast<data_t*>(chunk_at<CHUNKS>(rows, row, turn, quad * QUAD_BYTES / 16) + quad * QUAD_BYTES % 16);
+}
+
+// Planes of 16-bit values for the tensor cores. Those of 16 columns lie together: where they were split from float32 values they
+// take the place of these. GROUP: chunks that 16 columns take, all planes.
+template <int GROUP>
+__device__ __forceinline__ int plane_chunk(int column_8, int plane) {
+  return column_8 / 2 * GROUP + plane * PLANE_CHUNKS + column_8 % 2;
+}
+// The fragments of two neighbouring matrix products hold columns 2t, 2t+1, 2t+8, 2t+9 of 16, t = lane % 4. So that these are four
+// neighbours of the tensor, columns are stored in another order: 4t, ... 4t+3 at these places.
+template <int CHUNKS, int GROUP>
+__device__ __forceinline__ void store_planes(char* rows, int row, int turn, int quad, const float (&values)[4]) {
+  unsigned pair[2][PLANES];
+  split_pair(pair[0], values[0], values[1]);
+  split_pair(pair[1], values[2], values[3]);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+      char* chunk = chunk_at<CHUNKS>(rows, row, turn, plane_chunk<GROUP>(quad / 4 * 2 + half, plane));
+      reinterpret_cast<unsigned*>(chunk)[quad % 4] = pair[half][plane];
+    }
+  }
+}
+// The tensor's column at a place, and the place of a column; both below 16.
+__device__ __forceinline__ int column_at_place(int place) { return place % 8 / 2 * 4 + place / 8 * 2 + place % 2; }
+__device__ __forceinline__ int place_of_column(int column) { return column / 4 * 2 + column % 4 / 2 * 8 + column % 2; }
+
+// The fragments of b for 16 rows of depth from row `k`, and for groups of 16 columns from `group_0`; b is stored by depth.
+template <int CHUNKS, int GROUP, int COUNT>
+__device__ __forceinline__ void load_b(unsigned (&b)[COUNT][PLANES][2], char* rows, int k, int group_0) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < COUNT; n += 2) {
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+      unsigned pair[4];
+      load_matrices_transposed(pair, chunk_at<CHUNKS>(rows, k + lane % 16, turn_of(lane % 8),
+                                                      (group_0 + n / 2) * GROUP + plane * PLANE_CHUNKS + lane / 16));
+      b[n][plane][0] = pair[0];
+      b[n][plane][1] = pair[1];
+      b[n + 1][plane][0] = pair[2];
+      b[n + 1][plane][1] = pair[3];
+    }
+  }
+}
+
+// sums += a @ b: `multiply` for all fragments at once, so that neighbouring instructions have sums of their own.
+template <int COUNT_A, int COUNT_B>
+__device__ __forceinline__ void multiply_all(float (&sums)[COUNT_A][COUNT_B][4], const unsigned (&a)[COUNT_A][PLANES][4],
+                                             const unsigned (&b)[COUNT_B][PLANES][2]) {
+#pragma unroll
+  for (int order = PLANES - 1; order >= 0; --order) {
+#pragma unroll
+    for (int plane = order; plane >= 0; --plane) {
+#pragma unroll
+      for (int i = 0; i < COUNT_A; ++i) {
+#pragma unroll
+        for (int j = 0; j < COUNT_B; ++j) multiply_planes(sums[i][j], a[i][plane], b[j][order - plane]);
+      }
+    }
+  }
+}
+
+// Of a scale that scale_of gave: a power of two, whose inverse is one too.
+__device__ __forceinline__ float inverse(float scale) { return __uint_as_float((254u << 23) - __float_as_uint(scale)); }
+
+// Four values of a row of WIDTH that begin at a multiple of four, zeros past its end.
+template <int WIDTH, class T>
+__device__ __forceinline__ void load_quad(float (&to)[4], const T* row, int column, bool aligned) {
+  if constexpr (WIDTH % 4 == 0) {
+    if (column < WIDTH) {
+      load(to, row + column, aligned);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = column + i < WIDTH ? to_float(row[column + i]) : 0.0f;
+}
+
+// A tile of rows: where they begin in the tensors, how many there are, and their copies in shared memory.
+struct Tile {
+  int64_t first;
+  int valid;
+  char* x;
+  char* dy;
+};
+__device__ __forceinline__ Tile tile_at(const Params& p, const Shared& s, int stage, int64_t tile) {
+  const int64_t first = tile * TILE_ROWS, left = p.rows - first;
+  char* const x = s.tiles + stage * TILE_BYTES;
+  return {first, left < TILE_ROWS ? static_cast<int>(left) : TILE_ROWS, x, x + X_BYTES};
+}
+
+// Starts to copy `valid` rows of WIDTH values; what has no source, of TILE_ROWS rows of PADDED values, becomes zero.
+template <int WIDTH, int PADDED, int CHUNKS>
+__device__ __forceinline__ void stage_rows(char* to, const data_t* from, int valid) {
+  constexpr int VALUES = 16 / ITEM, USED = PADDED / VALUES;  // values of a chunk, chunks of a row that are ever read
+  if (WIDTH % VALUES == 0 && is_aligned(from, 16)) {
+#pragma unroll
+    for (int step = 0; step < (TILE_ROWS * USED + THREADS - 1) / THREADS; ++step) {
+      // Where USED divides THREADS, all that a step adds to the addresses is known to the compiler.
+      const int row = THREADS % USED == 0 ? step * (THREADS / USED) + threadIdx.x / USED : (step * THREADS + threadIdx.x) / USED;
+      const int chunk = THREADS % USED == 0 ? threadIdx.x % USED : (step * THREADS + threadIdx.x) % USED;
+      if (TILE_ROWS * USED % THREADS != 0 && row >= TILE_ROWS) break;
+      const bool exists = row < valid && chunk * VALUES < WIDTH;
+      const int turn = turn_of(THREADS / USED % 8 == 0 ? threadIdx.x / USED : row);
+      copy_async_or_zero<16>(chunk_at<CHUNKS>(to, row, turn, chunk), from + row * WIDTH + chunk * VALUES, exists);
+    }
+    return;
+  }
+#pragma unroll 4
+  for (int i = threadIdx.x; i < TILE_ROWS * PADDED; i += THREADS) {
+    const int row = i / PADDED, column = i % PADDED;
+    data_t* const quad = quad_at<CHUNKS>(to, row, turn_of(row), column / 4);
+    quad[column % 4] = row < valid && column < WIDTH ? from[row * WIDTH + column] : data_t{};
+  }
+}
+__device__ __forceinline__ void stage_tile(const Params& p, char* to, int64_t tile, bool want_x) {
+  const int64_t first = tile * TILE_ROWS, left = p.rows - first;
+  const int valid = left < TILE_ROWS ? static_cast<int>(left) : TILE_ROWS;
+  if (want_x) stage_rows<HIDDEN, H_PADDED, X_CHUNKS>(to, p.x + first * HIDDEN, valid);
+  stage_rows<OUT, O_PADDED, DY_CHUNKS>(to + X_BYTES, p.dy + first * OUT, valid);
+}
+
+// Four neighbouring elements, at an address that is a multiple of their size. Spelled as one number: a compiler does not always
+// put the stores of a vector's members together.
+__device__ __forceinline__ void store_quad(float* to, const float (&from)[4]) {
+  const unsigned long long low = static_cast<unsigned long long>(__float_as_uint(from[1])) << 32 | __float_as_uint(from[0]);
+  const unsigned long long high = static_cast<unsigned long long>(__float_as_uint(from[3])) << 32 | __float_as_uint(from[2]);
+  *reinterpret_cast<unsigned __int128*>(to) = static_cast<unsigned __int128>(high) << 64 | low;
+}
+
+// The planes of w, and gamma. A thread takes rows of four columns, all at once.
+// Each column of w has a scale of its own, which gamma undoes.
+__device__ __forceinline__ void load_w(const Params& p, const Shared& s) {
+  constexpr int QUADS = H_PADDED / 4, SHARING = THREADS / QUADS, STEPS = (O_PADDED + SHARING - 1) / SHARING;
+  static_assert(QUADS <= THREADS, "a thread for every four columns");
+  const int quad = threadIdx.x % QUADS, first = threadIdx.x / QUADS;
+  const bool aligned = is_aligned(p.w, 4 * sizeof(param_t)), working = first < SHARING;
+  float w[STEPS][4] = {};
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const int o = first + step * SHARING;
+    if (working && o < OUT) load_quad<HIDDEN>(w[step], p.w + o * HIDDEN, 4 * quad, aligned);
+  }
+  float* const maxima = reinterpret_cast<float*>(s.w);  // [SHARING][H_PADDED]
+  float scales[4] = {};
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scales[i] = fmaxf(scales[i], fabsf(w[step][i]));
+  }
+  if (working) store_quad(maxima + first * H_PADDED + 4 * quad, scales);
+  __syncthreads();
+  for (int other = 0; other < SHARING; ++other) {
+    float others[4];
+    load(others, maxima + other * H_PADDED + 4 * quad, true);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scales[i] = fmaxf(scales[i], others[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) scales[i] = scale_of(scales[i]);
+  __syncthreads();
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const int o = first + step * SHARING;
+    if (!working || o >= O_PADDED) break;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[step][i] *= scales[i];
+    const int row = o / 16 * 16 + place_of_column(o % 16);
+    store_planes<W_CHUNKS, PLANE_CHUNKS * PLANES>(s.w, row, turn_of(row), quad, w[step]);
+  }
+  if (first > 0) return;
+  float gamma[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    gamma[i] = 4 * quad + i < HIDDEN ? gamma_at(p, 4 * quad + i) * inverse(scales[i]) : 0.0f;
+  }
+  store_quad(s.gamma + 4 * quad, gamma);
+}
+
+// Statistics of the rows of x, four lanes a row. Rows that do not exist get zeros, which makes their xhat zero.
+__device__ __forceinline__ void tile_statistics(const Params& p, const Shared& s, const Tile& t) {
+  constexpr int GROUPS = H_PADDED / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < WARP_ROWS / 8; ++step) {
+    const int row = threadIdx.x / 32 * WARP_ROWS + step * 8 + lane / 4;
+    RowStats stats = {};
+    if (p.mean && p.rstd) {
+      if (row < t.valid && lane % 4 == 0) stats = {p.mean[t.first + row], 0.0f, p.rstd[t.first + row]};
+    } else {
+      float x[GROUPS][4], sum[4] = {}, sum_d[4] = {}, sum_d2[4] = {};
+#pragma unroll
+      for (int group = 0; group < GROUPS; ++group) {
+        load(x[group], quad_at<X_CHUNKS>(t.x, row, turn_of(lane / 4), group * 4 + lane % 4), true);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] += x[group][i];
+      }
+      const float mean = lane_sum<4>((sum[0] + sum[1]) + (sum[2] + sum[3])) / HIDDEN;
+#pragma unroll
+      for (int group = 0; group < GROUPS; ++group) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float d = H_PADDED == HIDDEN || group * 16 + lane % 4 * 4 + i < HIDDEN ? x[group][i] - mean : 0.0f;
+          sum_d[i] += d;
+          sum_d2[i] = fmaf(d, d, sum_d2[i]);
+        }
+      }
+      stats = row_stats(mean, lane_sum<4>((sum_d[0] + sum_d[1]) + (sum_d[2] + sum_d[3])),
+                        lane_sum<4>((sum_d2[0] + sum_d2[1]) + (sum_d2[2] + sum_d2[3])), p.eps);
+      if (row >= t.valid) stats = {};
+    }
+    if (lane % 4 == 0) s.stats[row] = make_float4(stats.mean, stats.rest, stats.rstd, 0.0f);
+  }
+}
+
+// The rows and columns of a warp: ROW_TILES tiles of 16 rows, each in two halves, and GROUPS_H groups of 16 columns. A lane has
+// four neighbours of each group in one row of each half.
+constexpr int ROW_TILES = TILE_ROWS * ACROSS / (16 * WARPS);
+constexpr int GROUPS_H = H_PADDED / (16 * ACROSS);
+__device__ __forceinline__ int first_row() { return threadIdx.x / 32 / ACROSS * (16 * ROW_TILES); }
+__device__ __forceinline__ int own_row(int tile, int half) { return first_row() + tile * 16 + half * 8 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int own_turn() { return turn_of(threadIdx.x % 32 / 4); }
+__device__ __forceinline__ int own_quad(int group) {
+  return (threadIdx.x / 32 % ACROSS * GROUPS_H + group) * 4 + threadIdx.x % 4;
+}
+
+struct Rows {
+  float xhat[ROW_TILES][2][GROUPS_H][4];  // times XHAT_SCALE
+  float g[ROW_TILES][2 * GROUPS_H][4];  // dn, then dn*gamma, as fragments of sums; times the scale of the row
+  float factor[ROW_TILES][2];  // rstd, over the scale of the row
+
+  // Element i of the four neighbours of a group.
+  __device__ __forceinline__ float& g_at(int tile, int half, int group, int i) {
+    return g[tile][2 * group + i / 2][2 * half + i % 2];
+  }
+
+  // xhat of the warp's part; its planes take the place of x.
+  __device__ __forceinline__ void normalize(const Shared& s, const Tile& t, bool want_g) {
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = own_row(tile, half);
+        const float4 kept = s.stats[row];
+        const float rstd = kept.z * XHAT_SCALE, rest = kept.y * rstd;
+        factor[tile][half] = kept.z * inverse(s.row_scales[row]);
+#pragma unroll
+        for (int group = 0; group < GROUPS_H; ++group) {
+          float (&xhat_4)[4] = xhat[tile][half][group];
+          load(xhat_4, quad_at<X_CHUNKS>(t.x, row, own_turn(), own_quad(group)), true);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const bool inside = H_PADDED == HIDDEN || own_quad(group) * 4 + i < HIDDEN;
+            xhat_4[i] = inside ? fmaf(xhat_4[i] - kept.x, rstd, -rest) : 0.0f;
+          }
+        }
+      }
+    }
+    __syncwarp();  // the lanes of a row have read it
+    if (!want_g) return;
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int group = 0; group < GROUPS_H; ++group) {
+          store_planes<X_CHUNKS, ITEM>(t.x, own_row(tile, half), own_turn(), own_quad(group), xhat[tile][half][group]);
+        }
+      }
+    }
+  }
+
+  // The values of dy that become fragments for step `k` of depth.
+  __device__ __forceinline__ static void load_dy(float (&dy)[ROW_TILES][2][4], const Tile& t, int k) {
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        load(dy[tile][half], quad_at<DY_CHUNKS>(t.dy, own_row(tile, half), own_turn(), 4 * k + threadIdx.x % 4), true);
+      }
+    }
+  }
+
+  // dn = dy @ w.
+  __device__ __forceinline__ void multiply_by_w(const Shared& s, const Tile& t) {
+    const int group_0 = threadIdx.x / 32 % ACROSS * GROUPS_H;
+    float scale[ROW_TILES][2];
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+      scale[tile][0] = s.row_scales[own_row(tile, 0)];
+      scale[tile][1] = s.row_scales[own_row(tile, 1)];
+#pragma unroll
+      for (int n = 0; n < 2 * GROUPS_H; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) g[tile][n][i] = 0.0f;
+      }
+    }
+    constexpr int STEPS = O_PADDED / K_STEP;
+    unsigned b[1 + AHEAD][2 * GROUPS_H][PLANES][2];
+    float dy[1 + AHEAD][ROW_TILES][2][4];
+    const auto load_step = [&](int k) {
+      load_b<W_CHUNKS, PLANE_CHUNKS * PLANES>(b[k % (1 + AHEAD)], s.w, k * K_STEP, group_0);
+      load_dy(dy[k % (1 + AHEAD)], t, k);
+    };
+    if (AHEAD) load_step(0);
+#pragma unroll(AHEAD ? STEPS : 2)
+    for (int k = 0; k < STEPS; ++k) {
+      if (k + AHEAD < STEPS) load_step(k + AHEAD);
+      unsigned a[ROW_TILES][PLANES][4];
+#pragma unroll
+      for (int tile = 0; tile < ROW_TILES; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float (&quad)[4] = dy[k % (1 + AHEAD)][tile][half];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) quad[i] *= scale[tile][half];
+          unsigned pair[2][PLANES];
+          split_pair(pair[0], quad[0], quad[1]);
+          split_pair(pair[1], quad[2], quad[3]);
+#pragma unroll
+          for (int plane = 0; plane < PLANES; ++plane) {
+            a[tile][plane][half] = pair[0][plane];
+            a[tile][plane][2 + half] = pair[1][plane];
+          }
+        }
+      }
+      multiply_all(g, a, b[k % (1 + AHEAD)]);
+    }
+  }
+
+  // From dn to dn*gamma, and the warp's part of the sums over each row.
+  __device__ __forceinline__ void add_up(const Shared& s) {
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = 0.0f, sum_xhat = 0.0f;
+#pragma unroll
+        for (int group = 0; group < GROUPS_H; ++group) {
+          float gamma[4];
+          load(gamma, s.gamma + 4 * own_quad(group), true);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float& value = g_at(tile, half, group, i);
+            value = __fmul_rn(value, gamma[i]);
+            sum += value;
+            sum_xhat = fmaf(value, xhat[tile][half][group][i], sum_xhat);
+          }
+        }
+        sum = lane_sum<4>(sum);
+        sum_xhat = lane_sum<4>(sum_xhat);
+        if (threadIdx.x % 4 == 0) {
+          s.row_sums[threadIdx.x / 32 % ACROSS * TILE_ROWS + own_row(tile, half)] = make_float2(sum, sum_xhat);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish(const Params& p, const Shared& s, const Tile& t) {
+    data_t* const dx = p.dx + t.first * HIDDEN;
+    const bool aligned = is_aligned(dx, QUAD_BYTES);
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = own_row(tile, half);
+        if (row >= t.valid) continue;
+        float2 sums = s.row_sums[row];
+#pragma unroll
+        for (int other = 1; other < ACROSS; ++other) {
+          const float2 more = s.row_sums[other * TILE_ROWS + row];
+          sums = make_float2(sums.x + more.x, sums.y + more.y);
+        }
+        const float mean_g = sums.x / HIDDEN, mean_g_xhat = sums.y * (XHAT_INVERSE_SCALE * XHAT_INVERSE_SCALE) / HIDDEN;
+#pragma unroll
+        for (int group = 0; group < GROUPS_H; ++group) {
+          const int h = own_quad(group) * 4;
+          float out[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float centred = g_at(tile, half, group, i) - mean_g;  // exactly zero where all values are the same
+            out[i] = factor[tile][half] * fmaf(-mean_g_xhat, xhat[tile][half][group][i], centred);
+            if (HIDDEN % 4 != 0 && h + i < HIDDEN) dx[row * HIDDEN + h + i] = from_float<data_t>(out[i]);
+          }
+          if (HIDDEN % 4 != 0 || h >= HIDDEN) continue;
+          if (aligned) store_quad(dx + row * HIDDEN + h, out);
+          else store(dx + row * HIDDEN + h, out, false);
+        }
+      }
+    }
+  }
+};
+
+// Planes of dy for G take the place of dy; the warps share out rows and columns as before.
+__device__ __forceinline__ void split_dy(const Shared& s, const Tile& t) {
+  constexpr int GROUPS_O = O_PADDED / (16 * ACROSS);
+  const int quad_0 = threadIdx.x / 32 % ACROSS * GROUPS_O * 4 + threadIdx.x % 4;
+#pragma unroll
+  for (int tile = 0; tile < ROW_TILES; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float dy[GROUPS_O][4];
+#pragma unroll
+      for (int group = 0; group < GROUPS_O; ++group) {
+        load(dy[group], quad_at<DY_CHUNKS>(t.dy, own_row(tile, half), own_turn(), quad_0 + group * 4), true);
+        float scales[4];
+        load(scales, s.column_scales + (quad_0 + group * 4) * 4, true);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dy[group][i] *= scales[i];
+      }
+      __syncwarp();  // the lanes of a row have read it
+#pragma unroll
+      for (int group = 0; group < GROUPS_O; ++group) {
+        store_planes<DY_CHUNKS, ITEM>(t.dy, own_row(tile, half), own_turn(), quad_0 + group * 4, dy[group]);
+      }
+    }
+  }
+}
+constexpr int TILES_O = O_PADDED / (16 * G_WARPS_O);  // fragments of 16 rows of G, one warp
+constexpr int GROUPS_G = H_PADDED / (16 * G_WARPS_H);  // groups of 16 columns of G, one warp
+
+// Maxima over LANES neighbouring lanes of N values, powers of two and N <= LANES: each lane gets that of value
+// lane / (LANES / N). While there are several values, lanes exchange halves of them.
+template <int LANES, int N>
+__device__ __forceinline__ float lane_maximum(const float (&values)[N]) {
+  if constexpr (LANES == 1) {
+    return values[0];
+  } else {
+    constexpr int KEPT = N == 1 ? 1 : N / 2;
+    const bool upper = threadIdx.x & (LANES / 2);
+    float kept[KEPT];
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) {
+      const float given = upper ? values[i] : values[N == 1 ? 0 : KEPT + i];
+      const float own = upper ? values[N == 1 ? 0 : KEPT + i] : values[i];
+      kept[i] = fmaxf(own, __shfl_xor_sync(0xffffffffu, given, LANES / 2));
+    }
+    return lane_maximum<LANES / 2>(kept);
+  }
+}
+
+struct Columns {
+  float g[TILES_O][2 * GROUPS_G][4];  // part of G, as fragments of sums
+  float db[DY_QUADS][4];  // sums of dy over the rows of this lane's group
+
+  // A first look at dy: sums, and the scales of rows and the maxima of columns.
+  __device__ __forceinline__ void look_at(const Shared& s, const Tile& t) {
+    constexpr int ROWS_AT_ONCE = 32 / DY_LANES, STEPS = WARP_ROWS / ROWS_AT_ONCE, BATCH = STEPS < DY_LANES ? STEPS : DY_LANES;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - (WARPS - LOOKING_WARPS);
+    const int group = warp * ROWS_AT_ONCE + lane / DY_LANES, row_0 = warp * WARP_ROWS + lane / DY_LANES;
+    float chain[DY_QUADS][4] = {};
+    float largest[DY_QUADS][4] = {};
+#pragma unroll
+    for (int batch = 0; batch < STEPS; batch += BATCH) {
+      float row_largest[BATCH] = {};
+#pragma unroll
+      for (int step = 0; step < BATCH; ++step) {
+#pragma unroll
+        for (int q = 0; q < DY_QUADS; ++q) {
+          const int quad = q * DY_LANES + lane % DY_LANES;
+          float dy[4] = {};
+          const int row = row_0 + (batch + step) * ROWS_AT_ONCE;
+          if (quad * 4 < O_PADDED) load(dy, quad_at<DY_CHUNKS>(t.dy, row, turn_of(row), quad), true);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            chain[q][i] += dy[i];
+            largest[q][i] = fmaxf(largest[q][i], fabsf(dy[i]));
+            row_largest[step] = fmaxf(row_largest[step], fabsf(dy[i]));
+          }
+        }
+      }
+      constexpr int SHARING = DY_LANES / BATCH;  // lanes that get the same row's maximum
+      const float maximum = lane_maximum<DY_LANES>(row_largest);
+      if (lane % SHARING == 0) s.row_scales[row_0 + (batch + lane % DY_LANES / SHARING) * ROWS_AT_ONCE] = scale_of(maximum);
+    }
+#pragma unroll
+    for (int q = 0; q < DY_QUADS; ++q) {
+      const int quad = q * DY_LANES + lane % DY_LANES;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) db[q][i] += chain[q][i];
+      if (quad * 4 < O_PADDED) store_quad(s.groups + group * O_PADDED + quad * 4, largest[q]);
+    }
+  }
+
+  // The scales of dy's columns, from the maxima of all groups.
+  __device__ __forceinline__ void set_scales(const Shared& s) const {
+#pragma unroll 1
+    for (int o = threadIdx.x; o < O_PADDED; o += THREADS) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int group = 0; group < DY_GROUPS; ++group) largest = fmaxf(largest, s.groups[group * O_PADDED + o]);
+      s.column_scales[o] = scale_of(largest);
+    }
+  }
+
+  __device__ __forceinline__ static int first_group() { return threadIdx.x / 32 % G_WARPS_H * GROUPS_G; }
+  // Row of G, in the order in which they are stored, of a lane's fragment.
+  __device__ __forceinline__ static int place_o(int tile, int half) {
+    return (threadIdx.x / 32 / G_WARPS_H * TILES_O + tile) * 16 + half * 8 + threadIdx.x % 32 / 4;
+  }
+  __device__ __forceinline__ static int out_of(int tile, int half) {
+    const int place = place_o(tile, half);
+    return place / 16 * 16 + column_at_place(place % 16);
+  }
+
+  // Fragments of dy^T for 16 rows of depth from row `k`.
+  __device__ __forceinline__ static void load_a(unsigned (&a)[TILES_O][PLANES][4], const Tile& t, int k) {
+    const int lane = threadIdx.x % 32, group_0 = threadIdx.x / 32 / G_WARPS_H * TILES_O;
+#pragma unroll
+    for (int tile = 0; tile < TILES_O; ++tile) {
+#pragma unroll
+      for (int plane = 0; plane < PLANES; ++plane) {
+        const int row = k + lane / 16 * 8 + lane % 8, chunk = (group_0 + tile) * ITEM + plane * PLANE_CHUNKS + lane / 8 % 2;
+        load_matrices_transposed(a[tile][plane], chunk_at<DY_CHUNKS>(t.dy, row, turn_of(lane % 8), chunk));
+      }
+    }
+  }
+
+  // Adds the tile's rows to G.
+  __device__ __forceinline__ void accumulate(const Shared& s, const Tile& t) {
+    float part[TILES_O][2 * GROUPS_G][4] = {};
+    constexpr int STEPS = TILE_ROWS / K_STEP;
+    unsigned a[1 + AHEAD][TILES_O][PLANES][4], b[1 + AHEAD][2 * GROUPS_G][PLANES][2];
+    const auto load_step = [&](int k) {
+      load_a(a[k % (1 + AHEAD)], t, k * K_STEP);
+      load_b<X_CHUNKS, ITEM>(b[k % (1 + AHEAD)], t.x, k * K_STEP, first_group());
+    };
+    if (AHEAD) load_step(0);
+#pragma unroll(AHEAD ? STEPS : 2)
+    for (int k = 0; k < STEPS; ++k) {
+      if (k + AHEAD < STEPS) load_step(k + AHEAD);
+      multiply_all(part, a[k % (1 + AHEAD)], b[k % (1 + AHEAD)]);
+    }
+    // The tile's sums move to ordinary float additions, which undo the scales.
+#pragma unroll
+    for (int tile = 0; tile < TILES_O; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float undo = inverse(s.column_scales[out_of(tile, half)]) * XHAT_INVERSE_SCALE;
+#pragma unroll
+        for (int n = 0; n < 2 * GROUPS_G; ++n) {
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) g[tile][n][i] = fmaf(part[tile][n][i], undo, g[tile][n][i]);
+        }
+      }
+    }
+  }
+
+  // Four neighbours of a row of dw, of which `left` are inside it.
+  __device__ __forceinline__ static void emit_quad(share_t* to, const float (&value)[4], int left) {
+    const bool together = HIDDEN % 4 == 0 && is_aligned(to, 4 * sizeof(share_t));
+    if (together && left > 0) store_quad(to, value);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (!together && i < left) emit(to + i, value[i]);
+    }
+  }
+
+  // The block's shares of all parameter gradients.
+  __device__ __forceinline__ void emit_all(const Params& p, const Shared& s) const {
+    const int lane = threadIdx.x % 32;
+    float* const db_sums = s.groups;  // [DY_GROUPS][O_PADDED], then the sums over the groups in the first row
+    float* const vectors = reinterpret_cast<float*>(s.tiles);  // [2][G_WARPS_O][H_PADDED]: dgamma and dbeta
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < DY_QUADS; ++q) {
+      const int quad = q * DY_LANES + lane % DY_LANES, group = threadIdx.x / DY_LANES - (THREADS / DY_LANES - DY_GROUPS);
+      if (quad * 4 < O_PADDED && group >= 0) store_quad(db_sums + group * O_PADDED + quad * 4, db[q]);
+    }
+    __syncthreads();
+    for (int o = threadIdx.x; o < O_PADDED; o += THREADS) {
+      float sum = db_sums[o];
+      for (int group = 1; group < DY_GROUPS; ++group) sum += db_sums[group * O_PADDED + o];
+      db_sums[o] = sum;
+      if (WANT_DB && p.db && o < OUT) emit(db_share(p) + o, sum);
+    }
+    __syncthreads();
+
+    const bool want_dw = WANT_DW && p.dw, want_dgamma = WANT_DGAMMA && p.dgamma, want_dbeta = WANT_DBETA && p.dbeta;
+    const bool aligned = is_aligned(p.w, 4 * sizeof(param_t));
+#pragma unroll
+    for (int group = 0; group < GROUPS_G; ++group) {
+      const int h = ((first_group() + group) * 4 + lane % 4) * 4;
+      float w[TILES_O][2][4] = {}, gamma[4], beta[4], dgamma[4] = {}, dbeta[4] = {};
+#pragma unroll
+      for (int tile = 0; tile < TILES_O; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int o = out_of(tile, half);
+          if (o < OUT) load_quad<HIDDEN>(w[tile][half], p.w + o * HIDDEN, h, aligned);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        gamma[i] = h + i < HIDDEN ? gamma_at(p, h + i) : 0.0f;
+        beta[i] = h + i < HIDDEN ? beta_at(p, h + i) : 0.0f;
+      }
+#pragma unroll
+      for (int tile = 0; tile < TILES_O; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int o = out_of(tile, half);
+          const float db_o = db_sums[o];
+          float dw[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float g_i = g[tile][2 * group + i / 2][2 * half + i % 2];
+            dw[i] = fmaf(g_i, gamma[i], db_o * beta[i]);
+            dgamma[i] = fmaf(w[tile][half][i], g_i, dgamma[i]);
+            dbeta[i] = fmaf(w[tile][half][i], db_o, dbeta[i]);
+          }
+          if (want_dw && o < OUT) emit_quad(dw_share(p) + o * HIDDEN + h, dw, HIDDEN - h);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // Over the rows of G that the warp holds: lanes of the same columns.
+        for (int offset = 4; offset < 32; offset *= 2) {
+          dgamma[i] += __shfl_xor_sync(0xffffffffu, dgamma[i], offset);
+          dbeta[i] += __shfl_xor_sync(0xffffffffu, dbeta[i], offset);
+        }
+      }
+      if (lane < 4) {
+        float* const to = vectors + threadIdx.x / 32 / G_WARPS_H * H_PADDED + h;
+        store_quad(to, dgamma);
+        store_quad(to + G_WARPS_O * H_PADDED, dbeta);
+      }
+    }
+    __syncthreads();
+    for (int h = threadIdx.x; h < HIDDEN; h += THREADS) {
+      float sum_dgamma = vectors[h], sum_dbeta = vectors[G_WARPS_O * H_PADDED + h];
+#pragma unroll
+      for (int warp = 1; warp < G_WARPS_O; ++warp) {
+        sum_dgamma += vectors[warp * H_PADDED + h];
+        sum_dbeta += vectors[(G_WARPS_O + warp) * H_PADDED + h];
+      }
+      if (want_dgamma) emit(dgamma_share(p) + h, sum_dgamma);
+      if (want_dbeta) emit(dbeta_share(p) + h, sum_dbeta);
+    }
+  }
+};
+
+// Two tasks that need nothing of each other. Warps of a block that share a scheduler do them in opposite order: while one feeds the
+// tensor cores, the other does not.
+template <class First, class Second>
+__device__ __forceinline__ void in_turns(First first, Second second) {
+  if constexpr (WARPS == 4) {
+    first();
+    second();
+  } else {
+#pragma unroll 1
+    for (int turn = 0; turn < 2; ++turn) {
+      if (turn == static_cast<int>(threadIdx.x / 128 % 2)) first();
+      else second();
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tile_mma(const __grid_constant__ Params p) {
+  const bool want_dx = WANT_DX && p.dx;
+  const bool want_dw = WANT_DW && p.dw, want_dgamma = WANT_DGAMMA && p.dgamma, want_g = want_dw || want_dgamma;
+  const bool want_db = want_g || (WANT_DB && p.db) || (WANT_DBETA && p.dbeta);
+  const bool want_x = want_dx || want_g;
+  const Shared s = shared_layout();
+  const int64_t tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS;
+  Columns columns = {};
+
+  const auto look = [&](const Tile& t) {
+    if (want_x && (!HALVES || threadIdx.x < THREADS / 2)) tile_statistics(p, s, t);
+    if ((want_dx || want_db) && (!HALVES || threadIdx.x >= THREADS / 2)) columns.look_at(s, t);
+  };
+
+  int64_t tile = blockIdx.x, next = tile;  // next: the first that is not on its way yet
+#pragma unroll
+  for (int stage = 0; stage < (STAGES == 1 ? 1 : STAGES - 1); ++stage, next += gridDim.x) {
+    if (next < tiles) stage_tile(p, s.tiles + stage * TILE_BYTES, next, want_x);
+    commit_copies();
+  }
+  if (want_dx) load_w(p, s);
+  wait_for_copy_groups<STAGES == 3 ? 1 : 0>();
+  __syncthreads();
+  if (tile < tiles) look(tile_at(p, s, 0, tile));
+
+  for (int stage = 0; tile < tiles; tile += gridDim.x) {
+    __syncthreads();  // statistics and maxima are there; all warps are done with the tile before
+    if constexpr (STAGES > 1) {
+      if (next < tiles) stage_tile(p, s.tiles + (stage == 0 ? STAGES - 1 : stage - 1) * TILE_BYTES, next, want_x);
+      commit_copies();
+      next += gridDim.x;
+    }
+    const Tile t = tile_at(p, s, stage, tile);
+    Rows rows;
+    in_turns([&] { if (want_x) rows.normalize(s, t, want_g); }, [&] { if (want_dx) rows.multiply_by_w(s, t); });
+    if (want_g) columns.set_scales(s);
+    if (want_dx) rows.add_up(s);
+    __syncthreads();  // xhat, the sums over rows, the scales of columns are there; dy is read
+    if (want_dx) rows.finish(p, s, t);
+    if (want_g) split_dy(s, t);
+    if constexpr (STAGES > 1) wait_for_copy_groups<STAGES - 2>();
+    __syncthreads();  // the planes of dy and the next tile are there
+
+    const bool last = tile + gridDim.x >= tiles;
+    const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
+    if constexpr (STAGES == 1) {
+      if (want_g) columns.accumulate(s, t);
+      if (last) break;
+      __syncthreads();  // all warps are done with the tile
+      stage_tile(p, s.tiles, tile + gridDim.x, want_x);
+      commit_copies();
+      wait_for_copy_groups<0>();
+      __syncthreads();
+      look(tile_at(p, s, 0, tile + gridDim.x));
+    } else {
+      in_turns([&] { if (want_g) columns.accumulate(s, t); },
+               [&] { if (!last) look(tile_at(p, s, next_stage, tile + gridDim.x)); });
+    }
+    stage = next_stage;
+  }
+  columns.emit_all(p, s);
+}

@@ -1,0 +1,124 @@
+"""The benchmark's parts: shapes, clocks, floors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codegen.problem import Problem, Shape
+from tests.fake_bench import FakeStream, RatedGpu
+from tuner.bench.floors import Floor, Rates
+from tuner.bench.measure import BUDGET_SECONDS, CLOCK_SECONDS, LEAST_SAMPLES, MAX_REPEATS, Spread, cold, count_within, warm
+from tuner.bench.shapes import NAMED, parse_shapes
+from tuner.errors import InputError
+
+
+def test_all_named_shapes_are_the_default() -> None:
+    assert [named.name for named in parse_shapes(None)] == list(NAMED)
+    assert len(NAMED) == 12
+
+
+def test_names_keep_their_order() -> None:
+    assert [named.name for named in parse_shapes("tall, seed")] == ["tall", "seed"]
+
+
+def test_a_file_names_its_own_shapes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("# mine\nfirst 1,2,3,4\n\nsecond 5x6x7x8  # wide\n")
+    assert [(named.name, named.shape) for named in parse_shapes(str(file))] == [
+        ("first", Shape(1, 2, 3, 4)), ("second", Shape(5, 6, 7, 8))]
+
+
+@pytest.mark.parametrize(("text", "complaint"), [
+    ("first 1,2,3", "line 1 of mine.txt is not a name and B,S,H,O"),
+    ("first\n", "line 1 of mine.txt is not a name"),
+    ("a 1,2,3,4\na 5,6,7,8", "line 2 of mine.txt names a second shape 'a'"),
+    ("a 0,2,3,4", "has no rows"),
+    ("# nothing\n", "there is no shape in mine.txt"),
+])
+def test_what_a_file_gets_wrong_is_said_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text(text)
+    with pytest.raises(InputError, match=complaint):
+        parse_shapes(str(file))
+
+
+@pytest.mark.parametrize("text", ["sed", "seed,sed", "", "4,4,8,16"])
+def test_what_is_neither_name_nor_file_is_a_sentence(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="name some of seed, tiny"):
+        parse_shapes(text)
+
+
+def ticking(stream: FakeStream, us: float) -> None:
+    stream.now += us
+
+
+@pytest.mark.parametrize(("us", "repeats"), [(8.0, 13), (250.0, 1), (0.1, MAX_REPEATS)])
+def test_warm_times_are_of_one_call_whatever_stands_in_a_graph(us: float, repeats: int) -> None:
+    stream = FakeStream()
+    timing = warm(stream, lambda: ticking(stream, us), 7)
+    assert timing.repeats == repeats
+    assert timing.samples == pytest.approx((us,) * 7)
+    assert "flush" not in stream.log
+    assert stream.repeats == [1, repeats] and stream.open_graphs == 0
+
+
+def test_cold_times_hold_one_call_each_and_not_the_flush() -> None:
+    stream = FakeStream(flush_us=80.0)
+    timing = cold(stream, lambda: ticking(stream, 8.0), 7)
+    assert timing.samples == pytest.approx((8.0,) * 7) and timing.repeats == 1
+    assert stream.log[-14:] == ["flush", "replay"] * 7
+    assert stream.repeats == [1] and stream.open_graphs == 0
+
+
+def test_the_clocks_have_risen_before_the_first_sample() -> None:
+    stream = FakeStream()
+    began: list[float] = []
+
+    def work() -> None:
+        began.append(stream.now)
+        stream.now += 50.0
+
+    warm(stream, work, 5)
+    assert began[-5 * 2] >= 1e6 * CLOCK_SECONDS
+
+
+def test_long_calls_get_fewer_samples_but_some() -> None:
+    assert count_within(20, 1e6 * BUDGET_SECONDS / 100) == 20
+    assert count_within(20, 1e6 * BUDGET_SECONDS / 10) == 10
+    assert count_within(20, 1e7 * BUDGET_SECONDS) == LEAST_SAMPLES
+    assert count_within(2, 1e7 * BUDGET_SECONDS) == 2
+
+
+def test_a_spread_covers_both_measurements_and_tells_them_apart() -> None:
+    spread = Spread.of([10.0, 11.0, 12.0], [11.0, 12.1, 14.0])
+    assert spread.samples == 6
+    assert spread.median == 11.5
+    assert spread.iqr == pytest.approx(12.075 - 11.0)
+    assert spread.noise == pytest.approx(0.1)
+    assert Spread.of([5.0], [4.0]).noise == pytest.approx(0.25)
+
+
+def test_floors_are_bytes_operations_and_a_launch() -> None:
+    problem = Problem(1024, 256, 512)
+    rates = Rates.measure(RatedGpu(), lambda: 800.0)
+    floor = Floor.of(problem, rates)
+    moved = 4 * (1024 * 512 + 1024 * 256 + 2 * 256 + 512 * 256) + 4 * (1024 * 256 + 2 * 256 + 512 * 256 + 512)
+    assert floor.bytes_us == pytest.approx(moved / 4e6)
+    assert floor.matrix_us == pytest.approx(2 * 2 * 1024 * 256 * 512 / 800e6)
+    assert floor.us == floor.bytes_us
+    assert Floor.of(Problem(16, 8, 16), rates).us == 0.5
+
+
+def test_the_floor_of_wide_products_is_their_operations() -> None:
+    problem = Problem(8192, 4096, 12288)
+    assert Floor.of(problem, Rates(4.0, 0.5, 800.0)).us == pytest.approx(4 * 8192 * 4096 * 12288 / 800e6)
+    without = Floor.of(problem, Rates.measure(RatedGpu(), None))
+    assert without.matrix_us is None and without.us == without.bytes_us
+
+
+def test_half_the_bytes_at_16_bits() -> None:
+    full, half = (Floor.of(Problem(1024, 256, 512, dtype), Rates(4.0, 0.5, None)).bytes_us for dtype in ("float32", "bfloat16"))
+    assert half == pytest.approx(full / 2)

@@ -1,0 +1,65 @@
+"""Every function of templates/_ptx.cu.j2 has one meaning twice: nvcc compiles it for each architecture, the host by its twin."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from codegen.limits import TARGETS, target
+from codegen.render import render_template
+from tuner.executors.host import HostExecutor
+from tuner.store import Store
+from tuner.toolchain import REPORT, find_nvcc
+
+PTX = render_template("_ptx.cu.j2", async_copies=True, matrix_products=True, short_types=["bfloat16", "float16"])
+
+CALLS = """
+struct Params { const float* x; float* y; };
+extern "C" __global__ void calls(const __grid_constant__ Params p) {
+  const float* x = p.x;
+  float* y = p.y;
+  char* s = reinterpret_cast<char*>(dynamic_shared());
+  copy_async<1>(dynamic_shared(), x);
+  copy_async<2>(dynamic_shared(), x);
+  copy_async<4>(dynamic_shared(), x);
+  wait_for_copies();
+  copy_async_bytes<4>(s, x);
+  copy_async_bytes<8>(s, x);
+  copy_async_bytes<16>(s, x);
+  commit_copies();
+  copy_async_or_zero<4>(s, x, threadIdx.x < 5);
+  copy_async_or_zero<8>(s, x, threadIdx.x < 5);
+  copy_async_or_zero<16>(s, x, threadIdx.x < 5);
+  commit_copies();
+  wait_for_copy_groups<1>();
+  wait_for_copy_groups<0>();
+  unsigned a[4], r[4];
+  load_matrices(a, s);
+  load_matrices_transposed(r, s);
+  const unsigned b[2] = {r[0] + r[1], r[2] + r[3]};
+  float d[4] = {};
+  mma_f16(d, a, b);
+  mma_bf16(d, a, b);
+  mma_tf32(d, a, b);
+  y[0] = d[0] + d[1] + d[2] + d[3];
+  const unsigned pair = pack_f16(x[0], x[1]) + pack_bf16(x[2], x[3]);
+  y[1] = low_f16(pair) + high_f16(pair) + low_bf16(pair) + high_bf16(pair);
+  y[2] = f16_to_float(float_to_f16(x[4])) + bf16_to_float(float_to_bf16(x[5])) + __uint_as_float(round_tf32(x[6]));
+}
+"""
+
+
+def test_every_function_is_called() -> None:
+    names = set(re.findall(r"__forceinline__ [\w ]+?\W*(\w+)\(", PTX))
+    assert len(names) > 20 and names == {name for name in names if re.search(rf"\b{name}[(<]", CALLS)}
+
+
+@pytest.mark.parametrize("arch", [target(name).arch for name in TARGETS])
+def test_nvcc_compiles_them(arch: str, store: Store) -> None:
+    binary = find_nvcc(arch).compile(PTX + CALLS, arch, store)
+    assert "warning" not in (binary.cubin.parent / REPORT).read_text()
+
+
+def test_the_host_compiles_them(host_executor: HostExecutor) -> None:
+    host_executor.load(PTX + CALLS, ("calls",))

@@ -1,0 +1,162 @@
+"""What the benchmark finds: a row for each shape and data type, and what all rows were measured under."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from codegen.problem import Problem, Shape
+from tuner.bench.floors import Floor, Rates
+from tuner.bench.measure import Spread
+from tuner.bench.peers import COMPLETE
+from tuner.bench.shapes import NamedShape
+
+SCHEMA = 1
+"""Version of bench.json. It rises whenever a field changes its meaning or goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one row is about."""
+
+    named: NamedShape
+    problem: Problem
+
+    @classmethod
+    def of(cls, named: NamedShape, dtype: str, accuracy: str) -> Case:
+        """Raises UnsupportedDtype, InvalidProblem: as Problem."""
+        return cls(named, Problem.of(named.shape, dtype=dtype, accuracy=accuracy))
+
+    @property
+    def name(self) -> str:
+        """The shape's name."""
+        return self.named.name
+
+    @property
+    def shape(self) -> Shape:
+        """The four sizes."""
+        return self.named.shape
+
+    @property
+    def title(self) -> str:
+        """For people: "gpt2 float32, class fp32"."""
+        return f"{self.name} {self.problem.dtype}, class {self.problem.accuracy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contestant in one row.
+
+    Attributes:
+        warm: one call, replayed back to back from a graph; None where it was not measured.
+        cold: one call that finds nothing in the L2 cache.
+        errors: relative Frobenius error of each gradient against float64; empty for what computes only a part.
+        note: why something is missing, as a clause.
+    """
+
+    warm: Spread | None = None
+    cold: Spread | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
+    note: str | None = None
+
+    @property
+    def worst_error(self) -> float | None:
+        """The largest of the errors, NaN where one is."""
+        values = list(self.errors.values())
+        return next((value for value in values if math.isnan(value)), max(values, default=None))
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry as JSON values; errors that are not finite are null."""
+        return {
+            "warm": None if self.warm is None else self.warm.as_json(),
+            "cold": None if self.cold is None else self.cold.as_json(),
+            "errors": {name: error if math.isfinite(error) else None for name, error in self.errors.items()},
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One shape at one data type and accuracy class.
+
+    Attributes:
+        case: which.
+        floor: least times.
+        ours: the tuned kernel.
+        config: its config; None where there is none.
+        origin: "known" from an earlier tuning run, or "tuned" here.
+        judge: the data that errors of `ours` were taken on: "timed", the very data of the timing, or "validation".
+        peers: by name, those that were asked for and can be had.
+        reason: why the row is not complete, as a clause; None where `ours` was measured.
+    """
+
+    case: Case
+    floor: Floor
+    ours: Entry = field(default_factory=Entry)
+    config: str | None = None
+    origin: str | None = None
+    judge: str | None = None
+    peers: Mapping[str, Entry] = field(default_factory=dict)
+    reason: str | None = None
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest of the peers that compute everything; None where none was measured."""
+        times = {name: entry.warm.median for name, entry in self.peers.items() if name in COMPLETE and entry.warm is not None}
+        return min(times, key=times.__getitem__, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """The best peer's time over ours: 2 is twice as fast."""
+        best = None if self.best_peer is None else self.peers[self.best_peer].warm
+        return None if best is None or self.ours.warm is None else best.median / self.ours.warm.median
+
+    @property
+    def share(self) -> float | None:
+        """The floor over our time: 1 would be all that the GPU allows."""
+        return None if self.ours.warm is None else self.floor.us / self.ours.warm.median
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as JSON values."""
+        problem = self.case.problem
+        return {
+            "name": self.case.name, "shape": str(self.case.shape), "dtype": problem.dtype, "accuracy": problem.accuracy,
+            "reason": self.reason, "config": self.config, "origin": self.origin, "judge": self.judge,
+            "ours": self.ours.as_json(), "peers": {name: entry.as_json() for name, entry in self.peers.items()},
+            "best_peer": self.best_peer, "ratio": self.ratio, "floor": self.floor.as_json(), "share": self.share,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all rows were measured under.
+
+    Attributes:
+        command: how the benchmark was started.
+        date: when, ISO 8601, UTC.
+        version: git revision of the sources.
+        device: the GPU.
+        versions: of the driver, PyTorch, ...
+        seed: of the data.
+        samples: how many of each time were asked for, in each of two measurements.
+        peers: those asked for.
+        rates: what the floors are from.
+        absent: why there are no peers, as a sentence; None where there are, or none were asked for.
+    """
+
+    command: str
+    date: str
+    version: str
+    device: str
+    versions: Mapping[str, str]
+    seed: int
+    samples: int
+    peers: tuple[str, ...]
+    rates: Rates
+    absent: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The setting as JSON values."""
+        return asdict(self)

@@ -1,0 +1,98 @@
+"""What the kernels of gemm_mma cost (templates/gemm_mma.cu.j2 and its pieces). Counts follow the templates and are rough."""
+
+from __future__ import annotations
+
+import math
+
+from codegen.gemm_tiles import PLANES, W_COLUMNS
+from tuner.work.base import BARRIER, FMA, L2, MATRIX, SHARED, SHUFFLE, Kernels, Setting, Work, pipelined
+
+_PAIR = 2.0
+"""Bytes of one plane of a value."""
+
+
+def _planes(setting: Setting) -> int:
+    return PLANES[str(setting.params["arithmetic"])]
+
+
+def _products(setting: Setting) -> int:
+    """Tensor-core products for one product of values: those of planes whose numbers add up to less than PLANES."""
+    planes = _planes(setting)
+    return planes * (planes + 1) // 2
+
+
+def _wants_dn(setting: Setting) -> bool:
+    return "dx" in setting.problem.wants
+
+
+def _wants_g(setting: Setting) -> bool:
+    return bool(setting.problem.wants & {"dw", "dgamma", "dbeta"})
+
+
+def _is_scaled(setting: Setting) -> bool:
+    return setting.problem.dtype == "float32" and str(setting.params["arithmetic"]).startswith("fp16")
+
+
+def _prepare(setting: Setting) -> Work:
+    problem, part = setting.problem, setting.constants["PART"]
+    rows, hidden, out = problem.rows, problem.hidden, problem.out
+    written = _PAIR * _planes(setting)
+    sets = _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
+    held = part <= 128
+    read_again = 0 if held or not _is_scaled(setting) else 1
+    dy = float(rows * out) * (setting.data_size * (1 + read_again) + written * sets)
+    x = float(rows * hidden) * (setting.data_size + written * _wants_g(setting))
+    w = _wants_dn(setting) * float(hidden * out) * (setting.param_size * (1 + read_again) + written)
+    tile = part * part / setting.threads  # values a thread takes of a tile of dy
+    steps = tile / 8
+    chain = (1 + read_again) * pipelined(steps, L2, 8.0 * (4 + 4 * sets), 8 if held else 2) + 6 * BARRIER + 2 * L2
+    values = max(float(part * part), float(W_COLUMNS * part))
+    return Work(
+        chain=chain + 8 * SHUFFLE * steps, instructions=values / 32 * (6.0 + 5.0 * sets * _planes(setting)),
+        wavefronts=values * (setting.data_size + written * sets) / 128 + 2.0 * part * setting.warps,
+        l2_bytes=dy + x + w, registers=127 if held else 56)
+
+
+def _gemm(setting: Setting) -> Work:
+    problem, constants = setting.problem, setting.constants
+    block_m, block_n, block_k = (constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    planes, products = _planes(setting), _products(setting)
+    padded = math.ceil(problem.rows / constants["ROW_PAD"]) * constants["ROW_PAD"]
+    dn_tiles = padded // block_m * constants["TILES_H"] if _wants_dn(setting) else 0
+    g_tiles = setting.splits * constants["G_TILES_O"] * constants["TILES_H"] if _wants_g(setting) else 0
+    deep = dn_tiles * constants["OUT_PITCH"] + g_tiles * math.ceil(setting.split_rows / block_k) * block_k
+    depth = max(deep / max(1, dn_tiles + g_tiles), 1.0)
+    steps = depth / 16  # of one tensor-core instruction's depth
+    warp_m, warp_n = block_m / constants["WARPS_M"], block_n / constants["WARPS_N"]
+    matrix_instructions = products * warp_m / 16 * warp_n / 8
+    loads = planes * (warp_m / 16 + warp_n / 16)
+    copies = planes * (block_m + block_n) * 16 * _PAIR / 16 / setting.threads  # for one thread
+    promoted = 0.0 if not constants["PROMOTE"] else warp_m * warp_n / 32 * 2 * 16 / constants["PROMOTE"]
+    step_instructions = matrix_instructions + loads + 4 * copies + promoted
+    # One warp alone: an instruction of its own every six cycles, and once a stage a barrier and the first fragments behind it.
+    step_chain = max(matrix_instructions * 6.0, MATRIX) + 16 / block_k * (BARRIER + SHARED + 2 * MATRIX)
+    ending = warp_m * warp_n / 32 * 6.0 + 4 * L2
+    tile_bytes = planes * _PAIR * depth * (block_m + block_n) + 8.0 * block_m * block_n
+    atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
+    return Work(
+        chain=3 * L2 + steps * step_chain + ending, instructions=setting.warps * (steps * step_instructions + ending),
+        wavefronts=setting.warps * steps * (4.0 * loads + 4.0 * copies) + setting.warps * warp_m * warp_n / 8,
+        l2_bytes=setting.blocks * tile_bytes, atomics=atomics, meetings=float(setting.splits) if atomics else 0.0,
+        registers=int(warp_m * warp_n / 32 * (2 if promoted else 1) + loads * 4 + 48),
+        matrix=float(deep * block_m * block_n * products))
+
+
+def _finish(setting: Setting) -> Work:
+    problem, constants = setting.problem, setting.constants
+    values = 8.0 * constants["ROW_STEPS"]
+    rows = float(problem.rows * problem.hidden) * (4 + 2 * setting.data_size) if _wants_dn(setting) else 0.0
+    sums = 0.0
+    if "DW_SUM_BLOCKS" in constants:
+        sums = float(problem.hidden * problem.out) * (4 * setting.splits + setting.param_size)
+    chain = 2 * L2 + 2 * (5 * SHUFFLE + 2 * BARRIER) + values * 3 * FMA
+    return Work(
+        chain=chain, instructions=setting.warps * (values * 12.0 + 80.0), wavefronts=setting.warps * values * 4.0,
+        l2_bytes=rows + sums + 4.0 * math.ceil(problem.rows / constants["PART"]) * problem.out, registers=80)
+
+
+KERNELS: Kernels = {"gemm_prepare": _prepare, "gemm_mma": _gemm, "gemm_finish": _finish}

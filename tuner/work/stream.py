@@ -1,0 +1,72 @@
+"""What the kernels of weight_stream cost (templates/weight_stream.cu.j2). Counts follow the template and are rough."""
+
+from __future__ import annotations
+
+from tuner.work.base import BARRIER, FMA, L2, SHARED, SHUFFLE, Kernels, Setting, Work, pipelined
+
+_BLOCK_SUM = 5 * SHUFFLE + 2 * BARRIER + SHARED
+"""Cycles of one sum over a block."""
+
+
+def _shape(setting: Setting) -> tuple[int, int, int]:
+    """(vectors of a row, steps a thread needs for them, chunks of rows of w)."""
+    vectors = -(-setting.problem.hidden // setting.constants["VECTOR"])
+    return vectors, -(-vectors // setting.constants["THREADS"]), -(-setting.problem.out // setting.constants["OUTS"])
+
+
+def _statistics(setting: Setting, rows: int) -> Work:
+    """The statistics of `rows` rows by one block; l2_bytes are those of one block."""
+    _, steps, _ = _shape(setting)
+    vector, hidden = setting.constants["VECTOR"], setting.problem.hidden
+    return Work(
+        chain=rows * (2 * pipelined(steps, L2, 3.0 * vector) + 2 * _BLOCK_SUM),
+        instructions=setting.warps * rows * (steps * 8.0 * vector + 60.0), wavefronts=setting.warps * rows * 2.0 * steps * vector,
+        l2_bytes=float(setting.data_size * rows * hidden), registers=32)
+
+
+def _stream_statistics(setting: Setting) -> Work:
+    one = _statistics(setting, 1)
+    return Work(one.chain, one.instructions, one.wavefronts, one.l2_bytes * setting.blocks, registers=one.registers)
+
+
+def _weight_stream(setting: Setting) -> Work:
+    constants, problem = setting.constants, setting.problem
+    vector, rows, outs, unroll = (constants[name] for name in ("VECTOR", "ROWS", "OUTS", "UNROLL"))
+    groups = max(1, -(-problem.rows // rows))
+    batches = -(-outs // unroll)
+    products = 2.0 * rows * vector
+    visits = (1.0 if problem.wants & {"dx", "dgamma", "dbeta"} else 0.0) + ("dw" in problem.wants)
+    batch = unroll * (products + rows + 4.0)
+    in_block = setting.params["statistics"] == "block"
+    statistics = _statistics(setting, min(rows, problem.rows)) if in_block else Work(L2, 0.0, 0.0, 0.0)
+    _, _, chunks = _shape(setting)
+    partials = 4.0 * chunks * problem.rows * problem.hidden
+    return Work(
+        chain=groups * (statistics.chain + 2 * BARRIER + batches * (L2 + FMA * batch)),
+        instructions=setting.warps * groups * (batches * batch + statistics.instructions / setting.warps + 40.0),
+        wavefronts=setting.warps * groups * (outs * (2.0 * vector + rows) + rows * 2.0 * vector) + groups * statistics.wavefronts,
+        l2_bytes=groups * (visits * setting.w_bytes + setting.blocks * statistics.l2_bytes) + partials,
+        registers=int(24 + rows * vector * 2 + (unroll + 1) * vector))
+
+
+def _stream_sums(setting: Setting) -> Work:
+    problem, vector = setting.problem, setting.constants["VECTOR"]
+    _, _, chunks = _shape(setting)
+    steps = -(-chunks // setting.warps)
+    row = pipelined(steps, L2, 2.0 * vector, 8) + 2 * BARRIER + setting.warps * SHARED + 10 * SHUFFLE + L2
+    return Work(
+        chain=problem.rows * row, instructions=setting.warps * problem.rows * (steps * 3.0 * vector + 60.0),
+        wavefronts=setting.warps * problem.rows * (steps * vector + 8.0), l2_bytes=4.0 * chunks * problem.rows * problem.hidden)
+
+
+def _stream_dx(setting: Setting) -> Work:
+    vector = setting.constants["VECTOR"]
+    return Work(
+        chain=L2 + _BLOCK_SUM + L2 + 40.0, instructions=setting.warps * (60.0 + 12.0 * vector),
+        wavefronts=setting.warps * 6.0 * vector,
+        l2_bytes=float((4 + 2 * setting.data_size) * setting.problem.rows * setting.problem.hidden))
+
+
+KERNELS: Kernels = {
+    "stream_statistics": _stream_statistics, "weight_stream": _weight_stream, "stream_sums": _stream_sums,
+    "stream_dx": _stream_dx}
