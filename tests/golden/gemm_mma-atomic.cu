@@ -348,7 +348,6 @@ constexpr float XHAT_INVERSE_SCALE = 1.0f / XHAT_SCALE;
 // parts of the parameter gradients.
 using plane_t = float16_t;
 
-
 __device__ __forceinline__ float* dn_of(const Params& p) { return p.dx; }
 
 // Sum over the ROW_WARPS warps that share a row; every thread of the block takes part.
