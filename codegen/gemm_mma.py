@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen import reduction
 from codegen.dtypes import CLASS_ERRORS
 from codegen.expr import ONE, ROWS, Expr, ceil_div, const, maximum, minimum
-from codegen.gemm_tiles import Tiles, sizes_of
+from codegen.gemm_tiles import PLANES, Tiles, sizes_of
 from codegen.limits import Limits
 from codegen.plan import Buffer, Fill, Launch, Plan, Step
 from codegen.problem import Problem
@@ -20,6 +20,9 @@ _OWN_ARITHMETIC = {"float16": "fp16", "bfloat16": "bf16"}
 _UNPROMOTED = 512
 """Depth of a sum on tensor cores that keeps the accuracy of float32 (measured on an H200: 1.8e-6 of the 2e-6 allowed)."""
 
+_TRUNCATIONS = 3 * 256
+"""Products times depth between promotions that keep it: every product truncates the sum once for each step in depth, and errors
+grow with the number (measured on an H200: 3.3e-6 at 6 * 512, 9.9e-7 at 3 * 256, 5.3e-7 at 3 * 128)."""
 
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
@@ -164,7 +167,10 @@ def _inexact(problem: Problem, params: Params) -> str | None:
         return None
     if CLASS_ERRORS[_CLASSES[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"arithmetic={arithmetic} meets the accuracy class {_CLASSES[arithmetic]}, not {problem.accuracy}"
-    if problem.accuracy == "fp32" and not number(params, "promote") and max(problem.rows, problem.out) > _UNPROMOTED:
+    promote, products = number(params, "promote"), PLANES[arithmetic] * (PLANES[arithmetic] + 1) // 2
+    if problem.accuracy == "fp32" and promote * products > _TRUNCATIONS:
+        return f"truncates sums of {arithmetic} more often in a depth of {promote} than the accuracy of float32 bears"
+    if problem.accuracy == "fp32" and not promote and max(problem.rows, problem.out) > _UNPROMOTED:
         return f"sums on tensor cores lose the accuracy of float32 after a depth of {_UNPROMOTED}; take promote=128"
     return None
 
@@ -227,7 +233,7 @@ VARIANT = Variant(
     summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"),
              "tile": ("128x128", "256x128", "128x64", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
-             "promote": (128, 256, 512, 0), "depth": (32, 64), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
+             "promote": (64, 128, 256, 0), "depth": (32, 64), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
              "parts": (1, 2, 3, 4, 8, 16, 32, 64), "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "tile": "128x128", "warps": "2x4", "promote": 128, "depth": 64, "stages": 3,
               "reduction": "two_pass", "parts": 2, "group": 8},

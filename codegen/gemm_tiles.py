@@ -15,6 +15,9 @@ PLANES = {"tf32": 1, "tf32x3": 2, "bf16": 1, "bf16x3": 2, "bf16x6": 3, "fp16": 1
 PART = 256
 """Rows that share a partial sum of db where neither scales nor promotion say otherwise."""
 
+LEAST_PART = 128
+"""Rows that do at least, and columns of dy that share scales with them: fewer would make more scales than they are worth."""
+
 W_COLUMNS = 64
 """Columns of a tile of w that a block of gemm_prepare takes."""
 
@@ -59,9 +62,9 @@ class Tiles:
         block_m, block_n = sizes_of(params, "tile")
         warps_m, warps_n = sizes_of(params, "warps")
         arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
+        part = max(promote, LEAST_PART) if promote else PART
         return cls(block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), PLANES[arithmetic],
-                   problem.dtype == "float32" and arithmetic.startswith("fp16"), promote, promote or PART, problem.hidden,
-                   problem.out)
+                   problem.dtype == "float32" and arithmetic.startswith("fp16"), promote, part, problem.hidden, problem.out)
 
     @property
     def threads(self) -> int:
@@ -133,7 +136,7 @@ class Tiles:
     @property
     def scales_slots(self) -> int:
         """Sets of scales in shared memory: of the sums that leave, of those that are summed, and of what is copied ahead."""
-        return 2 + (self.stages - 1) * self.block_k // self.promote
+        return 2 + (self.stages - 1) * self.block_k // self.part
 
     @property
     def shared_bytes(self) -> int:
