@@ -8,13 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from codegen.config import Config
 from codegen.dtypes import ACCURACIES, DTYPES
 from codegen.errors import CodegenError, InvalidConfig
 from codegen.limits import TARGETS, target
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.render import render
-from codegen.space import make_config, why_refused
+from codegen.space import make_config, nearest_runnable, why_refused
 from codegen.variants import VARIANTS
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -53,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--variant", metavar="NAME", help=f"one of {', '.join(VARIANTS)}")
     parser.add_argument("--shape", metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
     parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="NAME=VALUE",
-                        help="parameters; the others have their defaults")
+                        help="parameters; the others have their defaults, or the nearest values that can run the shape")
     parser.add_argument("--wants", metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
     parser.add_argument("--dtype", default="float32", help=f"data type of x, dy and dx: {', '.join(DTYPES)}")
     parser.add_argument("--param-dtype", default="", metavar="DTYPE",
@@ -79,20 +78,24 @@ def _cuda(options: argparse.Namespace) -> str:
     wants = None if options.wants is None else options.wants.split(",")
     problem = Problem.of(Shape.parse(options.shape), dtype=options.dtype, wants=wants, param_dtype=options.param_dtype,
                          accuracy=options.accuracy)
-    config = _config(options.variant, options.set)
-    if reason := why_refused(problem, config, target(options.target)):
-        raise InvalidConfig(f"{config} cannot run {options.shape}: {reason}")
+    values = _values(options.set)
+    asked, limits = make_config(options.variant, values), target(options.target)
+    config = nearest_runnable(problem, asked, limits, values)
+    if config is None:
+        raise InvalidConfig(f"{asked} cannot run {options.shape}: {why_refused(problem, asked, limits)}")
+    if config != asked:
+        print(f"codegen: the defaults cannot run {options.shape}, so this is {config}", file=sys.stderr)
     return render(problem, config).text
 
 
-def _config(variant: str, settings: Sequence[str]) -> Config:
+def _values(settings: Sequence[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise InvalidConfig(f"--set takes name=value such as warps=4, not {setting!r}")
         values[name] = value
-    return make_config(variant, values)
+    return values
 
 
 if __name__ == "__main__":

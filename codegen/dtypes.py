@@ -41,7 +41,8 @@ def check_dtypes(dtype: str, param_dtype: str) -> None:
         if name not in ITEMSIZE:
             raise UnsupportedDtype(f"dtype {name!r} is not supported; use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
     if param_dtype not in (dtype, "float32"):
-        raise UnsupportedDtype(f"parameters of {param_dtype} beside data of {dtype} are not supported; use {dtype} or float32")
+        both = dtype if dtype == "float32" else f"{dtype} or float32"
+        raise UnsupportedDtype(f"parameters of {param_dtype} beside data of {dtype} are not supported; use {both}")
 
 
 def check_accuracy(accuracy: str, dtype: str) -> None:

@@ -181,7 +181,8 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 
 def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
     arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
-    if problem.dtype == "float32" and CLASS_ERRORS[_CLASSES[arithmetic]] < CLASS_ERRORS[problem.accuracy]:
+    finer = CLASS_ERRORS[_CLASSES[arithmetic]] < CLASS_ERRORS[problem.accuracy]
+    if problem.dtype == "float32" and finer and PLANES[arithmetic] > 1:  # one plane meets any coarser class
         return f"arithmetic={arithmetic} does more than the accuracy class {problem.accuracy} asks for"
     if promote and arithmetic in ("bf16", "fp16") and (problem.dtype != "float32" or arithmetic == "bf16"):
         return f"the accuracy class {problem.accuracy} needs no promotion; take promote=0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import product
+from itertools import combinations, product
 
 from codegen.config import Config, Value, split_text
 from codegen.errors import InvalidConfig
@@ -159,3 +159,34 @@ class _Walk:
             self._on_valid(config)
         else:
             self._on_refused(reason, 1)
+
+
+REACH = 3
+"""The most parameters in which nearest_runnable changes a config."""
+
+
+def nearest_runnable(problem: Problem, config: Config, limits: Limits, kept: Iterable[str] = ()) -> Config | None:
+    """The config itself where it can run the problem; else the first that can and is like it; None: there is none within REACH.
+
+    Args:
+        problem: what is to be computed.
+        config: where the search begins. What differs from it in one parameter comes before what differs in two, and a
+            neighbouring choice before a distant one.
+        limits: the GPU.
+        kept: parameters that stay as they are.
+    """
+    return next((other for other in _outwards(config, set(kept)) if why_refused(problem, other, limits) is None), None)
+
+
+def _outwards(config: Config, kept: set[str]) -> Iterator[Config]:
+    choices = variant_of(config.variant).choices
+    changes: dict[str, list[Value]] = {}
+    for name, value in config.params:
+        at = choices[name].index(value)
+        places = sorted(range(len(choices[name])), key=lambda place, at=at: abs(place - at))  # type: ignore[misc]
+        if name not in kept:
+            changes[name] = [choices[name][place] for place in places[1:]]
+    for count in range(REACH + 1):
+        for names in combinations(changes, count):
+            for values in product(*(changes[name] for name in names)):
+                yield make_config(config.variant, {**config.as_dict(), **dict(zip(names, values, strict=True))})

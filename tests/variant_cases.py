@@ -9,9 +9,9 @@ The tests of kernels draw from these:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 
 import pytest
 
@@ -20,7 +20,7 @@ from codegen.dtypes import ACCURACIES, CLASS_ERRORS, OWN_CLASS
 from codegen.limits import target
 from codegen.problem import ALL_GRADIENTS, Problem, Shape
 from codegen.render import render
-from codegen.space import make_config, why_inexact, why_refused
+from codegen.space import make_config, nearest_runnable, why_inexact
 from codegen.variants import VARIANTS
 from tests import cases
 from tuner.compare import bound_fault
@@ -71,20 +71,7 @@ def fitted(config: Config, shape: Shape, dtype: str = "float32", param_dtype: st
     A test that gets None has nothing to run; `test_what_may_be_out_of_room` says when that may be.
     """
     problem = Problem.of(shape, dtype=dtype, param_dtype=param_dtype, accuracy=coarsest(dtype), deterministic=deterministic)
-    return next((candidate for candidate in _outwards(config) if why_refused(problem, candidate, LIMITS) is None), None)
-
-
-def _outwards(config: Config, reach: int = 3) -> Iterator[Config]:
-    """The config, and what differs from it in one, two and three parameters, in each case by few steps first."""
-    choices = VARIANTS[config.variant].choices
-    changes = {name: [other for other in choices[name] if other != value] for name, value in config.params if name not in KEPT}
-    for name, others in changes.items():
-        at = choices[name].index(config[name])
-        others.sort(key=lambda other, name=name, at=at: abs(choices[name].index(other) - at))  # type: ignore[misc]
-    for count in range(reach + 1):
-        for names in combinations(changes, count):
-            for values in product(*(changes[name] for name in names)):
-                yield make_config(config.variant, {**config.as_dict(), **dict(zip(names, values, strict=True))})
+    return nearest_runnable(problem, config, LIMITS, KEPT)
 
 
 def coarsest(dtype: str) -> str:

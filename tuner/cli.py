@@ -26,7 +26,7 @@ from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
 from tuner.progress import ProgressBar, best_table, error_table
 from tuner.publish import Folder, Published
-from tuner.tuning import SHORTLIST, TRIALS, Request, TuningRun
+from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, Request, TuningRun
 from tuner.wording import share_of_floor, time_text
 
 TARGET = "sm_90"
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"what to predict for without a GPU: {', '.join(TARGETS)} (default {TARGET})")
     parser.add_argument("--dtype", default="float32", help=f"data type of dy, x and dx: {', '.join(DTYPES)} (default float32)")
     parser.add_argument("--param-dtype", default="", metavar="DTYPE",
-                        help="data type of gamma, beta, w and their gradients: that of --dtype (default) or float32")
+                        help="data type of gamma, beta, w and their gradients: that of --dtype (default); float32 goes with all")
     parser.add_argument("--accuracy", default="", metavar="CLASS",
                         help=f"what every kernel must meet: {', '.join(ACCURACIES)} (default: the class of --dtype)")
     parser.add_argument("--eps", type=float, default=1e-5, help="eps of the LayerNorm (default 1e-5)")
@@ -83,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--wants", type=parse_names, metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
     parser.add_argument("--trials", type=int, metavar="N",
                         help=f"most candidates to try (default {TRIALS}; without a GPU the {SHORTLIST} best predicted)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="begin no candidate after so long")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS",
+                        help=f"begin no candidate after so long (default {TIMEOUT:.0f} on a GPU, without one no limit)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>/<shape>-<dtype>)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -620,10 +620,12 @@ constexpr int TILES_N = WARP_N / 8;  // fragments of b
 constexpr int STEPS = BLOCK_K / K_STEP;
 static_assert(STEPS % 2 == 0, "two sets of fragments take turns");
 constexpr int PROMOTE_TILES = PROMOTE / BLOCK_K;
+static_assert(PROMOTE % BLOCK_K == 0, "sums leave at the end of a step");
 constexpr int A_SIZE = PLANES * BLOCK_M * BLOCK_K;
 constexpr int B_SIZE = PLANES * BLOCK_N * BLOCK_K;
 constexpr int STAGE_SIZE = A_SIZE + B_SIZE;
 constexpr int SCALES_SIZE = BLOCK_M + BLOCK_N;
+constexpr int SCALES_TILES = PART / BLOCK_K;
 
 template <bool VALUE>
 struct Flag {
@@ -665,7 +667,7 @@ struct TileCopy {
 };
 
 // The operands of a product, at the block's tile. a is stored by rows of the tile (A_BY_ROWS, depth runs along a row) or by depth;
-// b is stored by depth. Both come in planes of 16-bit values, with scales that hold for PROMOTE of depth.
+// b is stored by depth. Both come in planes of 16-bit values, with scales that hold for PART of depth.
 // One step of depth is copied after the other, each in COPIES pieces.
 template <bool A_BY_ROWS, int A_PITCH, int B_PITCH>
 struct Operands {
@@ -689,7 +691,7 @@ struct Operands {
       else CopyB::start(b_stage, b, piece - CopyA::COUNT);
     }
     if (piece + 1 < COPIES) return;
-    if (copied % PROMOTE_TILES == 0 && copied < depth_tiles) copy_scales(copied / PROMOTE_TILES);
+    if (copied % SCALES_TILES == 0 && copied < depth_tiles) copy_scales(copied / SCALES_TILES);
     commit_copies();
     a += A_BY_ROWS ? BLOCK_K : BLOCK_K * PLANES * A_PITCH;
     b += BLOCK_K * PLANES * B_PITCH;
@@ -846,7 +848,7 @@ __device__ __forceinline__ void multiply_tiles(Sums& sums, From from, Flag<A_BY_
 #pragma unroll 1
   for (int tile = 0; tile < from.depth_tiles; ++tile) {
     if ((tile + 1) % PROMOTE_TILES == 0 || tile + 1 == from.depth_tiles) {
-      multiply_tile(Flag<true>(), scales + tile / PROMOTE_TILES % SCALES_SLOTS * SCALES_SIZE);
+      multiply_tile(Flag<true>(), scales + tile / SCALES_TILES % SCALES_SLOTS * SCALES_SIZE);
     } else {
       multiply_tile(Flag<false>(), scales);
     }
