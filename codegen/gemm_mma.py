@@ -39,6 +39,11 @@ def _needs(problem: Problem) -> tuple[bool, bool, bool]:
     return "dx" in wants, bool(wants & {"dgamma", "dbeta", "dw"}), bool(wants & {"db", "dw", "dbeta"})
 
 
+def _finishes_rows(problem: Problem, params: Params) -> bool:
+    """Whether gemm_finish turns dn into dx."""
+    return "dx" in problem.wants and params["finish"] == "second"
+
+
 def _sums(problem: Problem, params: Params) -> dict[str, int]:
     """The gradients whose parts gemm_finish sums, and their columns."""
     sizes = {"db": problem.out, "dgamma": problem.hidden, "dbeta": problem.hidden, "dw": problem.hidden * problem.out}
@@ -61,7 +66,7 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
     if dn:
         buffers += [Buffer(name, ROWS) for name in ("row_mean", "row_rest", "row_rstd")]
         buffers.append(Buffer("w_planes", const(tiles.planes * tiles.out_pitch * tiles.hidden_pitch), plane))
-        if problem.dtype != "float32":
+        if problem.dtype != "float32" and _finishes_rows(problem, params):
             buffers.append(Buffer("dn", ROWS * problem.hidden))
     if g:
         buffers.append(Buffer("xhat_planes", tiles.padded_rows * (tiles.planes * tiles.hidden_pitch), plane))
@@ -94,7 +99,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
     if dn:
         products = products + ceil_div(ROWS, tiles.row_pad) * (tiles.row_pad // tiles.block_m * tiles.tiles_h)
     finished: Expr = const(sum(_sum_blocks(name, size, tiles) for name, size in _sums(problem, params).items()))
-    if dn:
+    if _finishes_rows(problem, params):
         finished = finished + ceil_div(ROWS, tiles.block_rows)
     steps: list[Step] = []
     if params["reduction"] == "atomic":
@@ -127,6 +132,13 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
         return f"tile={params['tile']} has too little for {params['warps']} warps; each needs 16x16"
     if 32 * warps_m * warps_n % max(block_m, block_n):
         return f"{32 * warps_m * warps_n} threads cannot share out the copies of a tile of {params['tile']}; take more warps"
+    return None
+
+
+def _beyond_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
+    (_, block_n), hidden = sizes_of(params, "tile"), problem.hidden
+    if params["finish"] == "epilogue" and hidden > block_n:
+        return f"a tile of {params['tile']} holds {block_n} of the {hidden} values of a row of dn; take finish=second"
     return None
 
 
@@ -176,6 +188,8 @@ def _inexact(problem: Problem, params: Params) -> str | None:
 
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
+    if params["finish"] == "epilogue" and "dx" not in problem.wants:
+        return "without dx there is nothing to finish; finish=second does the same"
     return _wasteful_arithmetic(problem, params) or _wasteful_tile(problem, params) or _wasteful_order(problem, params)
 
 
@@ -235,13 +249,14 @@ VARIANT = Variant(
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"),
              "tile": ("128x128", "256x128", "128x64", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
              "promote": (64, 128, 256, 0), "depth": (32, 64), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
-             "parts": (1, 2, 3, 4, 8, 16, 32, 64), "group": (8, 4)},
+             "parts": (1, 2, 3, 4, 8, 16, 32, 64), "finish": ("second", "epilogue"), "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "tile": "128x128", "warps": "2x4", "promote": 128, "depth": 64, "stages": 3,
-              "reduction": "two_pass", "parts": 2, "group": 8},
+              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
+             Clash(("tile", "finish"), _beyond_tile),
              Clash(("arithmetic", "promote"), _unscaled),
-             Clash(("arithmetic", "tile", "warps", "promote", "depth", "stages"), _too_large),
+             Clash(("arithmetic", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), _mismatched),
-             Clash(("arithmetic", "tile", "promote", "depth", "reduction", "parts"), _too_much_workspace)),
+             Clash(("arithmetic", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),
 )

@@ -40,6 +40,7 @@ class Tiles:
         scaled: whether operands are scaled by powers of two.
         promote: depth between promotions to ordinary float sums; 0: never.
         part: rows, and columns of dy, that share scales and a partial sum of db.
+        finishes: whether a tile of dn becomes one of dx at once.
         hidden, out: sizes of the problem.
     """
 
@@ -53,6 +54,7 @@ class Tiles:
     scaled: bool
     promote: int
     part: int
+    finishes: bool
     hidden: int
     out: int
 
@@ -64,7 +66,8 @@ class Tiles:
         arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
         part = max(promote, LEAST_PART) if promote else PART
         return cls(block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), PLANES[arithmetic],
-                   problem.dtype == "float32" and arithmetic.startswith("fp16"), promote, part, problem.hidden, problem.out)
+                   problem.dtype == "float32" and arithmetic.startswith("fp16"), promote, part,
+                   params["finish"] == "epilogue", problem.hidden, problem.out)
 
     @property
     def threads(self) -> int:
@@ -140,10 +143,10 @@ class Tiles:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block of gemm_mma: the stages and scales, or what the epilogue of G needs."""
+        """Of a block of gemm_mma: the stages and scales, or what the epilogues of G and of dn need."""
         stages = self.stages * self.planes * (self.block_m + self.block_n) * self.block_k * 2
         scales = 4 * self.scales_slots * (self.block_m + self.block_n) if self.scaled else 0
-        return max(stages + scales, 4 * (self.block_m + 2 * self.warps_m * self.block_n))
+        return max(stages + scales, 4 * (self.block_m + 2 * self.warps_m * self.block_n), 8 * self.warps_n * self.block_m)
 
     @property
     def prepare_shared_bytes(self) -> int:
@@ -163,8 +166,8 @@ class Tiles:
     @property
     def registers(self) -> int:
         """Estimate for a thread of gemm_mma: sums, twice where they are promoted, a set of fragments, and 48 for the next set, as
-        much of it as fits, and for addresses. From compiled kernels."""
+        much of it as fits, and for addresses; or sums, as many values of xhat, and 48. From compiled kernels."""
         warp_m, warp_n = self.block_m // self.warps_m, self.block_n // self.warps_n
         sums = warp_m * warp_n // 32
         fragments = self.planes * (warp_m // 16 * 4 + warp_n // 8 * 2)
-        return sums * (2 if self.promote else 1) + fragments + 48
+        return max(sums * (2 if self.promote else 1) + fragments, sums * (2 if self.finishes else 1)) + 48

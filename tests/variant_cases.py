@@ -41,6 +41,9 @@ SMALL: dict[str, dict[str, Value]] = {
     "gemm_mma": {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "parts": 2, "group": 4},
 }
 
+OTHER_WAYS: dict[str, list[dict[str, Value]]] = {"gemm_mma": [{"finish": "epilogue"}]}
+"""Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""
+
 KEPT = ("reduction", "arithmetic")
 """What a config must keep when it is changed to fit a shape."""
 
@@ -111,14 +114,24 @@ def triples(variant: str, dtype: str) -> list[tuple[str, Value | None]]:
 def label(config: Config) -> str:
     """A config as part of a test's name."""
     parts = [config.variant, str(config["reduction"])]
-    return "-".join([*parts, str(config["arithmetic"])] if is_emulated(config.variant) else parts)
+    if is_emulated(config.variant):
+        parts.append(str(config["arithmetic"]))
+    names = dict.fromkeys(name for values in OTHER_WAYS.get(config.variant, ()) for name in values)
+    return "-".join([*parts, *(str(config[name]) for name in names if config[name] != VARIANTS[config.variant].defaults[name])])
 
 
-EACH = [config_of(name, *pair) for name in VARIANTS for pair in pairs(name)]
-EVERY = [config_of(name, *triple) for name in VARIANTS for triple in triples(name, "float32")]
-TYPED = [(config_of(name, *triple, dtype), dtype, param_dtype) for dtype, param_dtype in cases.DATA_TYPES[1:]
+def in_other_ways(config: Config) -> list[Config]:
+    """The config, and where its reduction is that of the variant's defaults also in the other ways there are."""
+    ways = OTHER_WAYS.get(config.variant, []) if config["reduction"] == VARIANTS[config.variant].defaults["reduction"] else []
+    return [config, *(make_config(config.variant, {**config.as_dict(), **values}) for values in ways)]
+
+
+EACH = [config for name in VARIANTS for pair in pairs(name) for config in in_other_ways(config_of(name, *pair))]
+EVERY = [config for name in VARIANTS for triple in triples(name, "float32") for config in in_other_ways(config_of(name, *triple))]
+TYPED = [(config, dtype, param_dtype) for dtype, param_dtype in cases.DATA_TYPES[1:]
          for name in VARIANTS for triple in triples(name, dtype)
-         if fitted(config_of(name, *triple, dtype), SMALL_SHAPE, dtype, param_dtype) is not None]
+         for config in in_other_ways(config_of(name, *triple, dtype))
+         if fitted(config, SMALL_SHAPE, dtype, param_dtype) is not None]
 
 each_config = pytest.mark.parametrize("config", EACH, ids=label)
 every_config = pytest.mark.parametrize("config", EVERY, ids=label)

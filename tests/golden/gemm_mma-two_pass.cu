@@ -1,5 +1,5 @@
 // gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.
-// Config: gemm_mma:arithmetic=fp16x3,tile=128x128,warps=2x4,promote=128,depth=64,stages=3,reduction=two_pass,parts=2,group=8
+// Config: gemm_mma:arithmetic=fp16x3,tile=128x128,warps=2x4,promote=128,depth=64,stages=3,reduction=two_pass,parts=2,finish=second,group=8
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w

@@ -33,6 +33,11 @@ def _is_scaled(setting: Setting) -> bool:
     return setting.problem.dtype == "float32" and str(setting.params["arithmetic"]).startswith("fp16")
 
 
+def _in_epilogue(setting: Setting) -> bool:
+    """Whether the products' epilogue turns dn into dx."""
+    return setting.params["finish"] == "epilogue"
+
+
 def _prepare(setting: Setting) -> Work:
     problem, part = setting.problem, setting.constants["PART"]
     rows, hidden, out = problem.rows, problem.hidden, problem.out
@@ -72,6 +77,8 @@ def _gemm(setting: Setting) -> Work:
     # One warp alone: an instruction of its own every six cycles, and once a stage a barrier and the first fragments behind it.
     step_chain = max(matrix_instructions * 6.0, MATRIX) + 16 / block_k * (BARRIER + SHARED + 2 * MATRIX)
     ending = warp_m * warp_n / 32 * 6.0 + 4 * L2
+    if _in_epilogue(setting):
+        ending += warp_m * warp_n / 32 * 4.0 + 4 * L2 + 2 * BARRIER
     tile_bytes = planes * _PAIR * depth * (block_m + block_n) + 8.0 * block_m * block_n
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
@@ -85,7 +92,8 @@ def _gemm(setting: Setting) -> Work:
 def _finish(setting: Setting) -> Work:
     problem, constants = setting.problem, setting.constants
     values = 8.0 * constants["ROW_STEPS"]
-    rows = float(problem.rows * problem.hidden) * (4 + 2 * setting.data_size) if _wants_dn(setting) else 0.0
+    of_rows = _wants_dn(setting) and not _in_epilogue(setting)
+    rows = float(problem.rows * problem.hidden) * (4 + 2 * setting.data_size) if of_rows else 0.0
     sums = 0.0
     if "DW_SUM_BLOCKS" in constants:
         sums = float(problem.hidden * problem.out) * (4 * setting.splits + setting.param_size)
