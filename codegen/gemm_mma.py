@@ -24,6 +24,9 @@ _TRUNCATIONS = 3 * 256
 """Products times depth between promotions that keep it: every product truncates the sum once for each step in depth, and errors
 grow with the number (measured on an H200: 3.3e-6 at 6 * 512, 9.9e-7 at 3 * 256, 5.3e-7 at 3 * 128)."""
 
+_SPLIT_AGAIN = 8
+"""How often values may be taken apart anew: as often, writing and reading their planes takes as long."""
+
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
 
@@ -63,21 +66,25 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
     dy_planes = tiles.padded_rows * (tiles.planes * tiles.out_pitch)
     sums = _sums(problem, params)
     buffers: list[Buffer] = []
-    if dn:
+    if dn or (g and not tiles.splits_first):
         buffers += [Buffer(name, ROWS) for name in ("row_mean", "row_rest", "row_rstd")]
-        buffers.append(Buffer("w_planes", const(tiles.planes * tiles.out_pitch * tiles.hidden_pitch), plane))
+    if dn:
+        if tiles.splits_first:
+            buffers.append(Buffer("w_planes", const(tiles.planes * tiles.out_pitch * tiles.hidden_pitch), plane))
         if problem.dtype != "float32" and _finishes_rows(problem, params):
             buffers.append(Buffer("dn", ROWS * problem.hidden))
-    if g:
+    if g and tiles.splits_first:
         buffers.append(Buffer("xhat_planes", tiles.padded_rows * (tiles.planes * tiles.hidden_pitch), plane))
     if tiles.scaled:
         if dn:
-            buffers += [Buffer("dy_row_planes", dy_planes, plane), Buffer("dy_row_scales", tiles.padded_rows * tiles.dy_tiles_o),
+            buffers += [Buffer("dy_row_scales", tiles.padded_rows * tiles.dy_tiles_o),
                         Buffer("w_scales", const(tiles.dy_tiles_o * tiles.hidden_pitch))]
         if g:
-            buffers += [Buffer("dy_column_planes", dy_planes, plane),
-                        Buffer("dy_column_scales", tiles.row_parts * tiles.out_pitch)]
-    elif dn or g:
+            buffers.append(Buffer("dy_column_scales", tiles.row_parts * tiles.out_pitch))
+        if tiles.splits_first:
+            wanted = {"dy_row_planes": dn, "dy_column_planes": g}
+            buffers += [Buffer(name, dy_planes, plane) for name, needed in wanted.items() if needed]
+    elif tiles.splits_first and (dn or g):
         buffers.append(Buffer("dy_planes", dy_planes, plane))
     if db:
         buffers.append(Buffer("db_parts", tiles.row_parts * tiles.out_pitch))
@@ -90,9 +97,12 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
 
 def _plan(problem: Problem, params: Params) -> Plan:
     tiles, parts = Tiles.of(problem, params), _parts(params, Tiles.of(problem, params))
-    dn, g, _ = _needs(problem)
+    dn, g, db = _needs(problem)
     row_threads = 32 * tiles.row_block_warps
-    prepared = tiles.row_parts * tiles.dy_tiles_o + (tiles.w_tiles if dn else 0)
+    scaled = tiles.scaled and (dn or g)
+    prepared: Expr = tiles.row_parts * tiles.dy_tiles_o if tiles.splits_first or scaled or db else const(0)
+    if dn and (tiles.splits_first or scaled):
+        prepared = prepared + tiles.w_tiles
     if dn or g:
         prepared = prepared + ceil_div(tiles.padded_rows, tiles.block_rows)
     products = parts * (tiles.g_tiles_o * tiles.tiles_h) if g else const(0)
@@ -122,6 +132,12 @@ def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str |
 def _unscaled(problem: Problem, params: Params, limits: Limits) -> str | None:
     if str(params["arithmetic"]).startswith("fp16") and problem.dtype == "float32" and not number(params, "promote"):
         return "scales of float16 hold for the depth between promotions; take promote=128"
+    return None
+
+
+def _wrong_stages(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["split"] == "loop" and problem.dtype == "float32" and params["stages"] != 2:
+        return f"split=loop stores the next step of depth alone ahead, not stages={params['stages']}; take stages=2"
     return None
 
 
@@ -209,6 +225,8 @@ def _wasteful_tile(problem: Problem, params: Params) -> str | None:
     block_m, block_n = sizes_of(params, "tile")
     if (block_m > 64 and block_m >= 2 * max(problem.rows, problem.out)) or (block_n > 32 and block_n >= 2 * problem.hidden):
         return f"tile={params['tile']} is mostly padding; take a smaller one"
+    if params["tile"] == "64x128" and params["split"] == "first":
+        return "split=first has the registers for tile=128x128, which reads its operands less often than tile=64x128"
     if block_m * block_n <= 64 * 64 and (problem.rows + problem.out) * problem.hidden > _ENOUGH_TILES * 128 * 128:
         return f"tile={params['tile']} reads its operands more often than larger tiles, of which there are enough"
     return None
@@ -216,6 +234,8 @@ def _wasteful_tile(problem: Problem, params: Params) -> str | None:
 
 def _wasteful_order(problem: Problem, params: Params) -> str | None:
     tiles, parts, group = Tiles.of(problem, params), number(params, "parts"), number(params, "group")
+    if not tiles.splits_first and problem.dtype == "float32" and tiles.tiles_h > _SPLIT_AGAIN:
+        return f"split=loop takes dy apart anew for each of {tiles.tiles_h} columns of tiles; split=first does it once"
     if parts > 1 and -(-problem.rows // tiles.part) < parts:
         return f"{problem.rows} rows make fewer than {parts} parts of {tiles.part}"
     if parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES:
@@ -246,17 +266,17 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="gemm_mma",
     summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
-    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"),
-             "tile": ("128x128", "256x128", "128x64", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "loop"),
+             "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
              "promote": (64, 128, 256, 0), "depth": (32, 64), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
              "parts": (1, 2, 3, 4, 8, 16, 32, 64), "finish": ("second", "epilogue"), "group": (8, 4)},
-    defaults={"arithmetic": "fp16x3", "tile": "128x128", "warps": "2x4", "promote": 128, "depth": 64, "stages": 3,
-              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
+    defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 128, "depth": 64,
+              "stages": 3, "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
              Clash(("tile", "finish"), _beyond_tile),
-             Clash(("arithmetic", "promote"), _unscaled),
-             Clash(("arithmetic", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
+             Clash(("arithmetic", "promote"), _unscaled), Clash(("split", "stages"), _wrong_stages),
+             Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), _mismatched),
-             Clash(("arithmetic", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),
+             Clash(("arithmetic", "split", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),
 )

@@ -40,6 +40,8 @@ class Tiles:
         scaled: whether operands are scaled by powers of two.
         promote: depth between promotions to ordinary float sums; 0: never.
         part: rows, and columns of dy, that share scales and a partial sum of db.
+        splits_first: whether gemm_prepare takes values apart, not the products themselves.
+        holds_dy: whether dy passes registers on its way into the products, as x and w do; else it is copied.
         finishes: whether a tile of dn becomes one of dx at once.
         hidden, out: sizes of the problem.
     """
@@ -54,6 +56,8 @@ class Tiles:
     scaled: bool
     promote: int
     part: int
+    splits_first: bool
+    holds_dy: bool
     finishes: bool
     hidden: int
     out: int
@@ -65,9 +69,11 @@ class Tiles:
         warps_m, warps_n = sizes_of(params, "warps")
         arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
         part = max(promote, LEAST_PART) if promote else PART
-        return cls(block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), PLANES[arithmetic],
-                   problem.dtype == "float32" and arithmetic.startswith("fp16"), promote, part,
-                   params["finish"] == "epilogue", problem.hidden, problem.out)
+        return cls(
+            block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), planes=PLANES[arithmetic],
+            scaled=problem.dtype == "float32" and arithmetic.startswith("fp16"), promote=promote, part=part,
+            splits_first=params["split"] == "first", holds_dy=problem.dtype == "float32",
+            finishes=params["finish"] == "epilogue", hidden=problem.hidden, out=problem.out)
 
     @property
     def threads(self) -> int:
@@ -139,7 +145,8 @@ class Tiles:
     @property
     def scales_slots(self) -> int:
         """Sets of scales in shared memory: of the sums that leave, of those that are summed, and of what is copied ahead."""
-        return 2 + (self.stages - 1) * self.block_k // self.part
+        ahead = self.stages - 1 if self.splits_first else 3
+        return 2 + ahead * self.block_k // self.part
 
     @property
     def shared_bytes(self) -> int:
@@ -164,10 +171,20 @@ class Tiles:
         return 4 * 128 * self.row_block_warps
 
     @property
+    def held_registers(self) -> int:
+        """Of a thread, for values of the next step of depth, and for the statistics of their rows of x."""
+        values = (self.block_n + (self.block_m if self.holds_dy else 0)) * self.block_k
+        return values // self.threads + 3 * (self.block_n * self.block_k // (8 * self.threads))
+
+    @property
     def registers(self) -> int:
         """Estimate for a thread of gemm_mma: sums, twice where they are promoted, a set of fragments, and 48 for the next set, as
-        much of it as fits, and for addresses; or sums, as many values of xhat, and 48. From compiled kernels."""
+        much of it as fits, and for addresses; or sums, as many values of xhat, and 48. Where the main loop takes values apart,
+        that next set in full, what is held of the operands, and 72, more in deeper stages. From compiled kernels."""
         warp_m, warp_n = self.block_m // self.warps_m, self.block_n // self.warps_n
         sums = warp_m * warp_n // 32
         fragments = self.planes * (warp_m // 16 * 4 + warp_n // 8 * 2)
-        return max(sums * (2 if self.promote else 1) + fragments, sums * (2 if self.finishes else 1)) + 48
+        loop = sums * (2 if self.promote else 1) + fragments + 48
+        if not self.splits_first:
+            loop += fragments + self.held_registers + 72 - 48 + self.planes * (self.block_k - 32) // 2
+        return max(loop, sums * (2 if self.finishes else 1) + 48)

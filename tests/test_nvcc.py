@@ -15,6 +15,7 @@ from codegen.problem import Problem
 from codegen.render import render
 from tests import cases
 from tests.configs import every_reduction
+from tests.variant_cases import EACH, TYPED, other_way
 from tuner.store import Store
 from tuner.toolchain import REPORT, Binary, find_nvcc
 
@@ -25,9 +26,13 @@ Case = tuple[Problem, Config, str]
 
 CONFIGS = tuple(every_reduction(PROBLEM, target("sm_90")))
 SHORT = [replace(PROBLEM, dtype=dtype, param_dtype=param_dtype, accuracy="") for dtype, param_dtype in cases.DATA_TYPES[1:]]
+OTHER_WAYS = [(PROBLEM, config) for config in EACH if other_way(config)]
+OTHER_WAYS += [(replace(PROBLEM, dtype=dtype, param_dtype=param_dtype, accuracy=""), config)
+               for config, dtype, param_dtype in TYPED if other_way(config)]
 CASES = [*product((PROBLEM,), CONFIGS, ARCHITECTURES),
-         *((problem, config, "sm_90a") for problem in SHORT for config in every_reduction(problem, target("sm_90")))]
-"""Problem, config and architecture: float32 on all, 16-bit types on one."""
+         *((problem, config, "sm_90a") for problem in SHORT for config in every_reduction(problem, target("sm_90"))),
+         *((problem, config, "sm_90a") for problem, config in OTHER_WAYS)]
+"""Problem, config and architecture: float32 on all, 16-bit types and what is done in other ways on one."""
 
 
 @pytest.fixture(scope="module")

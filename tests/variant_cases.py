@@ -41,10 +41,10 @@ SMALL: dict[str, dict[str, Value]] = {
     "gemm_mma": {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "parts": 2, "group": 4},
 }
 
-OTHER_WAYS: dict[str, list[dict[str, Value]]] = {"gemm_mma": [{"finish": "epilogue"}]}
+OTHER_WAYS: dict[str, list[dict[str, Value]]] = {"gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}]}
 """Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""
 
-KEPT = ("reduction", "arithmetic")
+KEPT = ("reduction", "arithmetic", "split")
 """What a config must keep when it is changed to fit a shape."""
 
 
@@ -116,8 +116,13 @@ def label(config: Config) -> str:
     parts = [config.variant, str(config["reduction"])]
     if is_emulated(config.variant):
         parts.append(str(config["arithmetic"]))
+    return "-".join([*parts, *other_way(config)])
+
+
+def other_way(config: Config) -> list[str]:
+    """What is not as in the variant's defaults of what OTHER_WAYS names."""
     names = dict.fromkeys(name for values in OTHER_WAYS.get(config.variant, ()) for name in values)
-    return "-".join([*parts, *(str(config[name]) for name in names if config[name] != VARIANTS[config.variant].defaults[name])])
+    return [str(config[name]) for name in names if config[name] != VARIANTS[config.variant].defaults[name]]
 
 
 def in_other_ways(config: Config) -> list[Config]:

@@ -1,5 +1,5 @@
 // gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.
-// Config: gemm_mma:arithmetic=fp16x3,tile=128x128,warps=2x4,promote=128,depth=64,stages=3,reduction=two_pass,parts=2,finish=second,group=8
+// Config: gemm_mma:arithmetic=fp16x3,split=first,tile=128x128,warps=2x4,promote=128,depth=64,stages=3,reduction=two_pass,parts=2,finish=second,group=8
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -69,11 +69,11 @@ struct Params {
   float* row_rstd;  // scratch
   float16_t* w_planes;  // scratch
   float16_t* xhat_planes;  // scratch
-  float16_t* dy_row_planes;  // scratch
   float* dy_row_scales;  // scratch
   float* w_scales;  // scratch
-  float16_t* dy_column_planes;  // scratch
   float* dy_column_scales;  // scratch
+  float16_t* dy_row_planes;  // scratch
+  float16_t* dy_column_planes;  // scratch
   float* db_parts;  // scratch
   float* dw_parts;  // scratch
   float* dgamma_parts;  // scratch
@@ -374,7 +374,7 @@ __device__ __forceinline__ float row_total(float value) {
 }
 
 // What both products need, from one reading of x, dy and w: the statistics of the rows of x, sums of dy over PART rows for db, and
-// the operands as planes of 16-bit values, [row][plane][column], padded with zeros to whole tiles so that the products meet no edge.
+// the operands as planes of 16-bit values, [row][plane][column], padded with zeros to whole tiles: the products meet no edge.
 constexpr int PREPARE_THREADS = 32 * ROW_BLOCK_WARPS;
 
 // Eight neighbouring values of a row from `column` on; zeros from `end` on.
@@ -649,19 +649,31 @@ __device__ __forceinline__ int place(int row, int chunk) {
   return (row * CHUNKS + (chunk ^ (row / (8 / RANGE) % RANGE))) * 8;
 }
 
-// Copies ROWS x COLUMNS values of each plane from rows of PLANES * PITCH values, in COUNT pieces of a chunk for every thread. A
-// thread keeps to one column of chunks and to rows that are swizzled alike: its addresses differ by constants.
-template <int ROWS, int COLUMNS, int PITCH>
-struct TileCopy {
-  static constexpr int CHUNKS = COLUMNS / 8, ROWS_AT_ONCE = THREADS / CHUNKS, PIECES = (ROWS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-  static constexpr int COUNT = PLANES * PIECES;
+// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread. A thread keeps to one column of chunks and to rows that are
+// swizzled alike: its addresses differ by constants.
+template <int ROWS, int COLUMNS>
+struct TilePieces {
+  static constexpr int CHUNKS = COLUMNS / 8, ROWS_AT_ONCE = THREADS / CHUNKS, COUNT = (ROWS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
   static_assert(THREADS % CHUNKS == 0 && ROWS_AT_ONCE % 8 == 0, "a thread's rows are not swizzled alike");
 
-  static __device__ __forceinline__ int first_source() { return threadIdx.x / CHUNKS * (PLANES * PITCH) + threadIdx.x % CHUNKS * 8; }
-  static __device__ __forceinline__ int first_target() { return place<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS); }
+  static __device__ __forceinline__ int row() { return threadIdx.x / CHUNKS; }
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % CHUNKS; }
+  static __device__ __forceinline__ int first_target() { return place<CHUNKS>(row(), chunk()); }
+  static __device__ __forceinline__ bool inside(int piece) {
+    return ROWS % ROWS_AT_ONCE == 0 || piece * ROWS_AT_ONCE + row() < ROWS;
+  }
+};
+
+// Copies them for each plane from rows of PLANES * PITCH values.
+template <int ROWS, int COLUMNS, int PITCH>
+struct TileCopy {
+  using Pieces = TilePieces<ROWS, COLUMNS>;
+  static constexpr int COUNT = PLANES * Pieces::COUNT;
+
+  static __device__ __forceinline__ int first_source() { return Pieces::row() * (PLANES * PITCH) + Pieces::chunk() * 8; }
   static __device__ __forceinline__ void start(plane_t* to, const plane_t* from, int piece) {
-    const int plane = piece / PIECES, row = piece % PIECES * ROWS_AT_ONCE;
-    if (ROWS % ROWS_AT_ONCE != 0 && row + threadIdx.x / CHUNKS >= ROWS) return;
+    const int plane = piece / Pieces::COUNT, row = piece % Pieces::COUNT * Pieces::ROWS_AT_ONCE;
+    if (!Pieces::inside(piece % Pieces::COUNT)) return;
     copy_async_bytes<16>(to + plane * (ROWS * COLUMNS) + row * COLUMNS, from + (row * PLANES + plane) * PITCH);
   }
 };
@@ -779,17 +791,17 @@ __device__ __forceinline__ void promote(Sums& sums, Sums& part, const float* sca
   }
 }
 
-// sums += a @ b for the block's tile and the operands' whole depth. Copies run STAGES - 1 steps ahead of the products, fragments one
-// K_STEP. Leaves shared memory free for other use.
-// `scales_at(part, i)`: where the inverse scale of row i of the tile, or from BLOCK_M on of column i - BLOCK_M, stands for that part
-// of the depth. Those of columns are there where B_SCALED.
+// sums += a @ b for the block's tile and the operands' whole depth. Copies run STAGES - 1 steps ahead of the products, fragments
+// one K_STEP. Leaves shared memory free for other use.
+// `scales_at(part, i)`: where the inverse scale of row i of the tile, or from BLOCK_M on of column i - BLOCK_M, stands for that
+// part of the depth. Those of columns are there where B_SCALED.
 template <bool B_SCALED, class From, bool A_BY_ROWS, class ScalesAt>
 __device__ __forceinline__ void multiply_tiles(Sums& sums, From from, Flag<A_BY_ROWS>, const ScalesAt& scales_at) {
   constexpr int COPY_GROUPS = PRODUCT_GROUPS * (STEPS - 1);  // the groups of products that copies are spread over
   constexpr int LOADS = Fragments::LOADS;
   plane_t* stages = reinterpret_cast<plane_t*>(dynamic_shared());
-  plane_t* a_stages = stages + From::CopyA::first_target();
-  plane_t* b_stages = stages + A_SIZE + From::CopyB::first_target();
+  plane_t* a_stages = stages + TilePieces<A_BY_ROWS ? BLOCK_M : BLOCK_K, A_BY_ROWS ? BLOCK_K : BLOCK_M>::first_target();
+  plane_t* b_stages = stages + A_SIZE + TilePieces<BLOCK_K, BLOCK_N>::first_target();
   float* scales = reinterpret_cast<float*>(stages + STAGES * STAGE_SIZE);
   const auto copy_scales = [&](int part) {
     static_assert(SCALES_SIZE <= 4 * THREADS, "one copy for every thread");
@@ -861,11 +873,11 @@ __device__ __forceinline__ void dn_tile(const Params& p, int tile_row, int tile_
   Sums sums = {};
   const int64_t first_row = static_cast<int64_t>(tile_row) * BLOCK_M;
   const int first_column = tile_column * BLOCK_N;
-  const plane_t* dy = p.dy_row_planes + first_row * (PLANES * OUT_PITCH);
   const auto scales_at = [&](int part, int i) {
     return i < BLOCK_M ? p.dy_row_scales + part * padded_rows(p) + first_row + i
                        : p.w_scales + part * HIDDEN_PITCH + first_column + (i - BLOCK_M);
   };
+  const plane_t* dy = p.dy_row_planes + first_row * (PLANES * OUT_PITCH);
   const Operands<true, OUT_PITCH, HIDDEN_PITCH> operands(dy, p.w_planes + first_column, OUT_PITCH / BLOCK_K);
   multiply_tiles<true>(sums, operands, Flag<true>(), scales_at);
   float* dn = dn_of(p);
@@ -906,11 +918,11 @@ __device__ __forceinline__ void gradient_tile(const Params& p, int part, int til
   const int64_t end = begin + steps < all_steps ? begin + steps : all_steps;
   const int64_t first_row = begin * PART, end_row = end * PART < p.rows ? end * PART : p.rows;
   const int tiles = static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K);
-  const plane_t* dy = p.dy_column_planes + first_row * (PLANES * OUT_PITCH) + first_out;
-  const plane_t* xhat = p.xhat_planes + first_row * (PLANES * HIDDEN_PITCH) + first_column;
   const auto scales_at = [&](int step, int i) {
     return p.dy_column_scales + (begin + step) * OUT_PITCH + first_out + i;  // those of xhat are the same for all, and among these
   };
+  const plane_t* dy = p.dy_column_planes + first_row * (PLANES * OUT_PITCH) + first_out;
+  const plane_t* xhat = p.xhat_planes + first_row * (PLANES * HIDDEN_PITCH) + first_column;
   const Operands<false, OUT_PITCH, HIDDEN_PITCH> operands(dy, xhat, tiles > 0 ? tiles : 0);
   multiply_tiles<false>(sums, operands, Flag<false>(), scales_at);
 

@@ -33,6 +33,11 @@ def _is_scaled(setting: Setting) -> bool:
     return setting.problem.dtype == "float32" and str(setting.params["arithmetic"]).startswith("fp16")
 
 
+def _in_loop(setting: Setting) -> bool:
+    """Whether the products themselves take values apart."""
+    return setting.params["split"] == "loop"
+
+
 def _in_epilogue(setting: Setting) -> bool:
     """Whether the products' epilogue turns dn into dx."""
     return setting.params["finish"] == "epilogue"
@@ -41,13 +46,14 @@ def _in_epilogue(setting: Setting) -> bool:
 def _prepare(setting: Setting) -> Work:
     problem, part = setting.problem, setting.constants["PART"]
     rows, hidden, out = problem.rows, problem.hidden, problem.out
-    written = _PAIR * _planes(setting)
+    written = 0.0 if _in_loop(setting) else _PAIR * _planes(setting)
     sets = _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
     held = part <= 128
-    read_again = 0 if held or not _is_scaled(setting) else 1
+    read_again = 0 if held or not written or not _is_scaled(setting) else 1
     dy = float(rows * out) * (setting.data_size * (1 + read_again) + written * sets)
     x = float(rows * hidden) * (setting.data_size + written * _wants_g(setting))
-    w = _wants_dn(setting) * float(hidden * out) * (setting.param_size * (1 + read_again) + written)
+    reads_w = _wants_dn(setting) and (written > 0.0 or _is_scaled(setting))
+    w = reads_w * float(hidden * out) * (setting.param_size * (1 + read_again) + written)
     tile = part * part / setting.threads  # values a thread takes of a tile of dy
     steps = tile / 8
     chain = (1 + read_again) * pipelined(steps, L2, 8.0 * (4 + 4 * sets), 8 if held else 2) + 6 * BARRIER + 2 * L2
@@ -73,19 +79,21 @@ def _gemm(setting: Setting) -> Work:
     loads = planes * (warp_m / 16 + warp_n / 16)
     copies = planes * (block_m + block_n) * 16 * _PAIR / 16 / setting.threads  # for one thread
     promoted = 0.0 if not constants["PROMOTE"] else warp_m * warp_n / 32 * 2 * 16 / constants["PROMOTE"]
-    step_instructions = matrix_instructions + loads + 4 * copies + promoted
+    taken_apart = (block_m * (setting.data_size == 4) + block_n) * 16 / setting.threads if _in_loop(setting) else 0.0  # values
+    step_instructions = matrix_instructions + loads + 4 * copies + promoted + taken_apart * (3 + 3 * planes)
     # One warp alone: an instruction of its own every six cycles, and once a stage a barrier and the first fragments behind it.
     step_chain = max(matrix_instructions * 6.0, MATRIX) + 16 / block_k * (BARRIER + SHARED + 2 * MATRIX)
     ending = warp_m * warp_n / 32 * 6.0 + 4 * L2
     if _in_epilogue(setting):
         ending += warp_m * warp_n / 32 * 4.0 + 4 * L2 + 2 * BARRIER
-    tile_bytes = planes * _PAIR * depth * (block_m + block_n) + 8.0 * block_m * block_n
+    value_bytes = float(setting.data_size) if _in_loop(setting) else planes * _PAIR
+    tile_bytes = value_bytes * depth * (block_m + block_n) + 8.0 * block_m * block_n
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
         chain=3 * L2 + steps * step_chain + ending, instructions=setting.warps * (steps * step_instructions + ending),
         wavefronts=setting.warps * steps * (4.0 * loads + 4.0 * copies) + setting.warps * warp_m * warp_n / 8,
         l2_bytes=setting.blocks * tile_bytes, atomics=atomics, meetings=float(setting.splits) if atomics else 0.0,
-        registers=int(warp_m * warp_n / 32 * (2 if promoted else 1) + loads * 4 + 48),
+        registers=int(warp_m * warp_n / 32 * (2 if promoted else 1) + loads * 4 + 48 + 2.0 * taken_apart),
         matrix=float(deep * block_m * block_n * products))
 
 
