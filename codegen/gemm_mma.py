@@ -254,7 +254,7 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
         "GROUP": number(params, "group"), "ROW_PAD": tiles.row_pad, "OUT_PITCH": tiles.out_pitch,
         "HIDDEN_PITCH": tiles.hidden_pitch, "TILES_H": tiles.tiles_h, "G_TILES_O": tiles.g_tiles_o,
         "DY_TILES_O": tiles.dy_tiles_o, "W_TILES": tiles.w_tiles, "ROW_WARPS": tiles.row_warps,
-        "ROW_BLOCK_WARPS": tiles.row_block_warps, "ROW_STEPS": tiles.row_steps,
+        "ROW_LANES": tiles.row_lanes, "ROW_BLOCK_WARPS": tiles.row_block_warps, "ROW_STEPS": tiles.row_steps,
     }
     if tiles.scaled:
         named["SCALES_SLOTS"] = tiles.scales_slots

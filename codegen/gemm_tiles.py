@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from codegen.expr import ROWS, Expr, ceil_div
 from codegen.problem import Problem
-from codegen.variant import Params, number, round_up
+from codegen.variant import Params, number, power_of_two, round_up
 
 PLANES = {"tf32": 1, "tf32x3": 2, "bf16": 1, "bf16x3": 2, "bf16x6": 3, "fp16": 1, "fp16x3": 2}
 """Into how many numbers of its type each arithmetic takes a value apart (templates/_mma.cu.j2)."""
@@ -128,6 +128,11 @@ class Tiles:
         return 1 if self.hidden <= 1024 else 8 if self.hidden <= 8192 else 16
 
     @property
+    def row_lanes(self) -> int:
+        """Lanes of a warp that share a row of x: fewer than all where eight values each are enough of them."""
+        return min(32, power_of_two(self.hidden_pitch // 8))
+
+    @property
     def row_block_warps(self) -> int:
         """Warps of a block of gemm_prepare and gemm_finish."""
         return max(8, self.row_warps)
@@ -135,12 +140,12 @@ class Tiles:
     @property
     def row_steps(self) -> int:
         """Vectors of eight values of a row that a lane holds."""
-        return -(-self.hidden_pitch // (256 * self.row_warps))
+        return -(-self.hidden_pitch // (8 * self.row_lanes * self.row_warps))
 
     @property
     def block_rows(self) -> int:
         """Rows a block of gemm_prepare or gemm_finish takes."""
-        return self.row_block_warps // self.row_warps
+        return self.row_block_warps * 32 // (self.row_lanes * self.row_warps)
 
     @property
     def scales_slots(self) -> int:

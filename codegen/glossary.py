@@ -41,6 +41,7 @@ MEANINGS = {
     "DY_TILES_O": "tiles of dy over its columns in gemm_prepare",
     "W_TILES": "tiles of w in gemm_prepare",
     "ROW_WARPS": "warps that share a row of x",
+    "ROW_LANES": "lanes of each of them that do",
     "ROW_BLOCK_WARPS": "warps in a block of gemm_prepare and gemm_finish",
     "ROW_STEPS": "vectors of eight values of a row that a lane holds",
     "DW_PARTS_PITCH": "values in one part's share of dw",

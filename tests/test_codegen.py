@@ -95,7 +95,8 @@ def test_valid_configs_keep_their_promises(text: str) -> None:
 
 SMALL = Problem(16, 8, 16)
 EVERY = every_reduction(SMALL, LIMITS)
-IN_LOOP = make_config("gemm_mma", {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "split": "loop", "finish": "epilogue"})
+IN_LOOP = make_config(
+    "gemm_mma", {"split": "loop", "tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "finish": "epilogue"})
 
 
 @pytest.mark.parametrize("config", EVERY, ids=str)

@@ -34,6 +34,7 @@ constexpr int G_TILES_O = 1;  // tiles of G over the rows of w
 constexpr int DY_TILES_O = 1;  // tiles of dy over its columns in gemm_prepare
 constexpr int W_TILES = 1;  // tiles of w in gemm_prepare
 constexpr int ROW_WARPS = 1;  // warps that share a row of x
+constexpr int ROW_LANES = 8;  // lanes of each of them that do
 constexpr int ROW_BLOCK_WARPS = 8;  // warps in a block of gemm_prepare and gemm_finish
 constexpr int ROW_STEPS = 1;  // vectors of eight values of a row that a lane holds
 constexpr int SCALES_SLOTS = 3;  // sets of scales in shared memory
@@ -354,9 +355,12 @@ using plane_t = float16_t;
 
 __device__ __forceinline__ float* dn_of(const Params& p) { return p.dx; }
 
-// Sum over the ROW_WARPS warps that share a row; every thread of the block takes part.
+constexpr int ROW_THREADS = ROW_LANES * ROW_WARPS;  // that share a row of x
+constexpr int BLOCK_ROWS = 32 * ROW_BLOCK_WARPS / ROW_THREADS;  // of x, in a block of gemm_prepare and gemm_finish
+
+// Sum over the threads that share a row; every thread of the block takes part.
 __device__ __forceinline__ float row_total(float value) {
-  value = lane_sum<32>(value);
+  value = lane_sum<ROW_LANES>(value);
   if constexpr (ROW_WARPS > 1) {
     float* parts = dynamic_shared();  // [ROW_BLOCK_WARPS]
     __syncthreads();
@@ -541,16 +545,16 @@ __device__ __forceinline__ void prepare_tile(const Params& p, const T* source, i
   }
 }
 
-// Statistics of the rows of x, and xhat as planes. ROW_WARPS warps share a row and hold it.
+// Statistics of the rows of x, and xhat as planes. ROW_THREADS threads share a row and hold it.
 __device__ __forceinline__ void prepare_rows(const Params& p, int64_t first_row) {
-  const int64_t row = first_row + threadIdx.x / (32 * ROW_WARPS);
+  const int64_t row = first_row + threadIdx.x / ROW_THREADS;
   const bool exists = row < p.rows, aligned = rows_aligned(p.x, HIDDEN);
-  const int lane = threadIdx.x % (32 * ROW_WARPS);
+  const int lane = threadIdx.x % ROW_THREADS;
   float value[ROW_STEPS][8];
   float sum = 0.0f;
 #pragma unroll
   for (int s = 0; s < ROW_STEPS; ++s) {
-    load_eight(value[s], p.x + (exists ? row : 0) * HIDDEN, (s * 32 * ROW_WARPS + lane) * 8, exists ? HIDDEN : 0, aligned);
+    load_eight(value[s], p.x + (exists ? row : 0) * HIDDEN, (s * ROW_THREADS + lane) * 8, exists ? HIDDEN : 0, aligned);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum += value[s][i];
   }
@@ -564,7 +568,7 @@ __device__ __forceinline__ void prepare_rows(const Params& p, int64_t first_row)
     for (int s = 0; s < ROW_STEPS; ++s) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float d = (s * 32 * ROW_WARPS + lane) * 8 + i < HIDDEN ? value[s][i] - mean : 0.0f;
+        const float d = (s * ROW_THREADS + lane) * 8 + i < HIDDEN ? value[s][i] - mean : 0.0f;
         sum_d += d;
         sum_d2 = fmaf(d, d, sum_d2);
       }
@@ -580,7 +584,7 @@ __device__ __forceinline__ void prepare_rows(const Params& p, int64_t first_row)
   if (row >= padded_rows(p)) return;
 #pragma unroll
   for (int s = 0; s < ROW_STEPS; ++s) {
-    const int column = (s * 32 * ROW_WARPS + lane) * 8;
+    const int column = (s * ROW_THREADS + lane) * 8;
     if (column >= HIDDEN_PITCH) break;
     float xhat[8];
 #pragma unroll
@@ -604,7 +608,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) gemm_prepare(const
                                static_cast<int>(block % (HIDDEN_PITCH / 64)) * 64);
   }
   block -= W_TILES;
-  prepare_rows(p, block * (ROW_BLOCK_WARPS / ROW_WARPS));
+  prepare_rows(p, block * BLOCK_ROWS);
 }
 
 // One block computes a tile of BLOCK_M x BLOCK_N sums, WARPS_M x WARPS_N warps share it out. Per step of BLOCK_K in depth, a stage
@@ -1058,11 +1062,11 @@ __device__ __forceinline__ void store_eight(T* row, int column, int end, const f
 
 // dx from dn, in place where dn stands in dx.
 __device__ __forceinline__ void finish_rows(const Params& p, int64_t first_row) {
-  const int64_t row = first_row + threadIdx.x / (32 * ROW_WARPS);
+  const int64_t row = first_row + threadIdx.x / ROW_THREADS;
   const bool exists = row < p.rows && p.dx;
   const bool x_aligned = rows_aligned(p.x, HIDDEN), dx_aligned = rows_aligned(p.dx, HIDDEN);
   const bool dn_aligned = rows_aligned(dn_of(p), HIDDEN), gamma_aligned = is_aligned(p.gamma, 16);
-  const int lane = threadIdx.x % (32 * ROW_WARPS), end = exists ? HIDDEN : 0;
+  const int lane = threadIdx.x % ROW_THREADS, end = exists ? HIDDEN : 0;
   const int64_t at = exists ? row * HIDDEN : 0;
   RowStats stats = {};
   if (exists) stats = {p.row_mean[row], p.row_rest[row], p.row_rstd[row]};
@@ -1070,13 +1074,13 @@ __device__ __forceinline__ void finish_rows(const Params& p, int64_t first_row) 
   float sum = 0.0f, sum_xhat = 0.0f;
 #pragma unroll
   for (int s = 0; s < ROW_STEPS; ++s) {
-    const int column = (s * 32 * ROW_WARPS + lane) * 8;
+    const int column = (s * ROW_THREADS + lane) * 8;
     load_eight(g[s], dn_of(p) + at, column, end, dn_aligned);
     load_eight(xhat[s], p.x + at, column, end, x_aligned);
   }
 #pragma unroll
   for (int s = 0; s < ROW_STEPS; ++s) {
-    const int column = (s * 32 * ROW_WARPS + lane) * 8;
+    const int column = (s * ROW_THREADS + lane) * 8;
     float gamma[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) gamma[i] = 1.0f;
@@ -1092,7 +1096,7 @@ __device__ __forceinline__ void finish_rows(const Params& p, int64_t first_row) 
   const float mean_g = row_total(sum) / HIDDEN, mean_g_xhat = row_total(sum_xhat) / HIDDEN;
 #pragma unroll
   for (int s = 0; s < ROW_STEPS; ++s) {
-    const int column = (s * 32 * ROW_WARPS + lane) * 8;
+    const int column = (s * ROW_THREADS + lane) * 8;
     float dx[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) dx[i] = stats.rstd * (g[s][i] - mean_g - xhat[s][i] * mean_g_xhat);
@@ -1145,5 +1149,5 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS) gemm_finish(const _
                     p.splits * G_TILES_O, block * 128);
   }
   block -= DBETA_SUM_BLOCKS;
-  finish_rows(p, block * (ROW_BLOCK_WARPS / ROW_WARPS));
+  finish_rows(p, block * BLOCK_ROWS);
 }
