@@ -27,6 +27,9 @@ grow with the number (measured on an H200: 3.3e-6 at 6 * 512, 9.9e-7 at 3 * 256,
 _SPLIT_AGAIN = 8
 """How often values may be taken apart anew: as often, writing and reading their planes takes as long."""
 
+_CACHED = 128 << 20
+"""Bytes that no L2 cache of the GPUs known here keeps from one kernel to the next."""
+
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
 
@@ -204,6 +207,9 @@ def _inexact(problem: Problem, params: Params) -> str | None:
 
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
+    whole_rows = problem.hidden <= sizes_of(params, "tile")[1]
+    if whole_rows and _finishes_rows(problem, params) and 8 * problem.rows * problem.hidden > _CACHED:
+        return "dn would be written to memory and read again, where finish=epilogue needs neither"
     if params["finish"] == "epilogue" and "dx" not in problem.wants:
         return "without dx there is nothing to finish; finish=second does the same"
     return _wasteful_arithmetic(problem, params) or _wasteful_tile(problem, params) or _wasteful_order(problem, params)
@@ -227,7 +233,8 @@ def _wasteful_tile(problem: Problem, params: Params) -> str | None:
         return f"tile={params['tile']} is mostly padding; take a smaller one"
     if params["tile"] == "64x128" and params["split"] == "first":
         return "split=first has the registers for tile=128x128, which reads its operands less often than tile=64x128"
-    if block_m * block_n <= 64 * 64 and (problem.rows + problem.out) * problem.hidden > _ENOUGH_TILES * 128 * 128:
+    many = (problem.rows + problem.out) * problem.hidden > _ENOUGH_TILES * 128 * 128
+    if many and block_m * block_n <= 64 * 64 and problem.hidden > block_n:
         return f"tile={params['tile']} reads its operands more often than larger tiles, of which there are enough"
     return None
 
