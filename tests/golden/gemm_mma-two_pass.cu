@@ -351,6 +351,8 @@ constexpr int XHAT_EXPONENT = 14 - half_log2_ceil(HIDDEN - 1);
 constexpr float XHAT_SCALE = XHAT_EXPONENT < 0 ? 1.0f / (1 << -XHAT_EXPONENT) : 1 << XHAT_EXPONENT;
 constexpr float XHAT_INVERSE_SCALE = 1.0f / XHAT_SCALE;
 
+static_assert(WANT_DX || WANT_DGAMMA || WANT_DBETA || WANT_DW || WANT_DB, "nothing is wanted");
+
 // Three launches. gemm_prepare reads x, dy and w once and leaves what tensor cores can multiply; gemm_mma computes tiles of
 // dn = dy @ w and of G = dy^T @ xhat side by side, so that small shapes fill a GPU; gemm_finish turns dn into dx and sums the
 // parts of the parameter gradients.
