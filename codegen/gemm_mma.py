@@ -30,6 +30,9 @@ _SPLIT_AGAIN = 8
 _CACHED = 128 << 20
 """Bytes that no L2 cache of the GPUs known here keeps from one kernel to the next."""
 
+_MAX_ROW_STEPS = 4
+"""Vectors of eight values of a row that a lane of gemm_prepare and gemm_finish can hold."""
+
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
 
@@ -165,6 +168,8 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
     tiles = Tiles.of(problem, params)
     if tiles.shared_bytes > limits.shared_per_block:
         return f"needs {tiles.shared_bytes} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
+    if tiles.row_steps > _MAX_ROW_STEPS:
+        return f"a row of {problem.hidden} values does not fit the registers of the threads that share it"
     if tiles.registers > (available := min(255, limits.registers_per_sm // tiles.threads)):
         return f"needs about {tiles.registers} registers a thread where {available} are there"
     return None
@@ -194,6 +199,9 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 def _inexact(problem: Problem, params: Params) -> str | None:
     arithmetic = str(params["arithmetic"])
+    # A chain of G has one term for every promotion; without any, the tensor cores add up row by row.
+    if reason := reduction.long_chain(problem, number(params, "parts") * max(1, number(params, "promote"))):
+        return reason
     if problem.dtype != "float32":
         return None
     if CLASS_ERRORS[_CLASSES[arithmetic]] > CLASS_ERRORS[problem.accuracy]:

@@ -91,10 +91,10 @@ def mismatched(problem: Problem, params: Params) -> str | None:
     return None
 
 
-def too_much_workspace(problem: Problem, plan: Plan) -> str | None:
-    """Why the plan needs more scratch memory than is allowed at the problem's row count."""
+def too_much_workspace(problem: Problem, plan: Plan, sms: int = 1) -> str | None:
+    """Why the plan needs more scratch memory than is allowed at the problem's row count, on a GPU of so many SMs."""
     limit = workspace_limit(problem)
-    needed = plan.workspace_bytes(problem.rows, 1)
+    needed = plan.workspace_bytes(problem.rows, sms)
     if needed > limit:
         return f"needs {needed} bytes of workspace where {limit} are allowed"
     return None

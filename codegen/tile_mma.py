@@ -140,9 +140,7 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
         return reason
     if params["reduction"] == "single_block" and params["blocks"] != 1:
         return "reduction=single_block is one block; it takes blocks=1"
-    limit = reduction.workspace_limit(problem)
-    needed = _plan(problem, params).workspace_bytes(problem.rows, limits.sms)
-    return f"needs {needed} bytes of workspace where {limit} are allowed" if needed > limit else None
+    return reduction.too_much_workspace(problem, _plan(problem, params), limits.sms)
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
