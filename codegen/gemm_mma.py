@@ -48,6 +48,12 @@ def _needs(problem: Problem) -> tuple[bool, bool, bool]:
     return "dx" in wants, bool(wants & {"dgamma", "dbeta", "dw"}), bool(wants & {"db", "dw", "dbeta"})
 
 
+def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
+    """Whether gemm_prepare reads dy, and whether w: for planes, for scales, and dy for db."""
+    dn, g, db = _needs(problem)
+    return tiles.splits_first or (tiles.scaled and (dn or g)) or db, dn and (tiles.splits_first or tiles.scaled)
+
+
 def _finishes_rows(problem: Problem, params: Params) -> bool:
     """Whether gemm_finish turns dn into dx."""
     return "dx" in problem.wants and params["finish"] == "second"
@@ -103,11 +109,11 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
 
 def _plan(problem: Problem, params: Params) -> Plan:
     tiles, parts = Tiles.of(problem, params), _parts(params, Tiles.of(problem, params))
-    dn, g, db = _needs(problem)
+    dn, g, _ = _needs(problem)
     row_threads = 32 * tiles.row_block_warps
-    scaled = tiles.scaled and (dn or g)
-    prepared: Expr = tiles.row_parts * tiles.dy_tiles_o if tiles.splits_first or scaled or db else const(0)
-    if dn and (tiles.splits_first or scaled):
+    reads_dy, reads_w = _prepared(problem, tiles)
+    prepared: Expr = tiles.row_parts * tiles.dy_tiles_o if reads_dy else const(0)
+    if reads_w:
         prepared = prepared + tiles.w_tiles
     if dn or g:
         prepared = prepared + ceil_div(tiles.padded_rows, tiles.block_rows)
@@ -265,12 +271,19 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
     sums = _sums(problem, params)
     named = {
         "THREADS": tiles.threads, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k,
-        "WARPS_M": tiles.warps_m, "WARPS_N": tiles.warps_n, "STAGES": tiles.stages, "PROMOTE": tiles.promote, "PART": tiles.part,
+        "WARPS_M": tiles.warps_m, "WARPS_N": tiles.warps_n, "STAGES": tiles.stages, "PART": tiles.part,
         "GROUP": number(params, "group"), "ROW_PAD": tiles.row_pad, "OUT_PITCH": tiles.out_pitch,
         "HIDDEN_PITCH": tiles.hidden_pitch, "TILES_H": tiles.tiles_h, "G_TILES_O": tiles.g_tiles_o,
-        "DY_TILES_O": tiles.dy_tiles_o, "W_TILES": tiles.w_tiles, "ROW_WARPS": tiles.row_warps,
+        "ROW_WARPS": tiles.row_warps,
         "ROW_LANES": tiles.row_lanes, "ROW_BLOCK_WARPS": tiles.row_block_warps, "ROW_STEPS": tiles.row_steps,
     }
+    reads_dy, reads_w = _prepared(problem, tiles)
+    if reads_dy:
+        named["DY_TILES_O"] = tiles.dy_tiles_o
+    if reads_w:
+        named["W_TILES"] = tiles.w_tiles
+    if tiles.promote:
+        named["PROMOTE"] = tiles.promote
     if tiles.scaled:
         named["SCALES_SLOTS"] = tiles.scales_slots
     if "dw" in sums:

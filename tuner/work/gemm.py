@@ -78,7 +78,7 @@ def _gemm(setting: Setting) -> Work:
     matrix_instructions = products * warp_m / 16 * warp_n / 8
     loads = planes * (warp_m / 16 + warp_n / 16)
     copies = planes * (block_m + block_n) * 16 * _PAIR / 16 / setting.threads  # for one thread
-    promoted = 0.0 if not constants["PROMOTE"] else warp_m * warp_n / 32 * 2 * 16 / constants["PROMOTE"]
+    promoted = warp_m * warp_n / 32 * 2 * 16 / constants["PROMOTE"] if "PROMOTE" in constants else 0.0
     taken_apart = (block_m * (setting.data_size == 4) + block_n) * 16 / setting.threads if _in_loop(setting) else 0.0  # values
     step_instructions = matrix_instructions + loads + 4 * copies + promoted + taken_apart * (3 + 3 * planes)
     # One warp alone: an instruction of its own every six cycles, and once a stage a barrier and the first fragments behind it.
