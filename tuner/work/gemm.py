@@ -7,6 +7,9 @@ import math
 from codegen.gemm_tiles import PLANES, W_COLUMNS
 from tuner.work.base import BARRIER, FMA, L2, MATRIX, SHARED, SHUFFLE, Kernels, Setting, Work, pipelined
 
+_SMS = 132
+"""SMs of the GPU whose balance of unequal tiles is predicted: an H200's."""
+
 _PAIR = 2.0
 """Bytes of one plane of a value."""
 
@@ -71,8 +74,12 @@ def _gemm(setting: Setting) -> Work:
     padded = math.ceil(problem.rows / constants["ROW_PAD"]) * constants["ROW_PAD"]
     dn_tiles = padded // block_m * constants["TILES_H"] if _wants_dn(setting) else 0
     g_tiles = setting.splits * constants["G_TILES_O"] * constants["TILES_H"] if _wants_g(setting) else 0
-    deep = dn_tiles * constants["OUT_PITCH"] + g_tiles * math.ceil(setting.split_rows / block_k) * block_k
-    depth = max(deep / max(1, dn_tiles + g_tiles), 1.0)
+    dn_depth, g_depth = constants["OUT_PITCH"], math.ceil(setting.split_rows / block_k) * block_k
+    tiles = max(1, dn_tiles + g_tiles)
+    deep = dn_tiles * dn_depth + g_tiles * g_depth
+    # Where every tile has an SM of its own the deepest counts, where an SM has many of them the average.
+    deepest = max(dn_depth * (dn_tiles > 0), g_depth * (g_tiles > 0))
+    depth = max(deep / tiles, deepest * min(1.0, _SMS / tiles), 1.0)
     steps = depth / 16  # of one tensor-core instruction's depth
     warp_m, warp_n = block_m / constants["WARPS_M"], block_n / constants["WARPS_N"]
     matrix_instructions = products * warp_m / 16 * warp_n / 8
@@ -87,7 +94,7 @@ def _gemm(setting: Setting) -> Work:
     if _in_epilogue(setting):
         ending += warp_m * warp_n / 32 * 4.0 + 4 * L2 + 2 * BARRIER
     value_bytes = float(setting.data_size) if _in_loop(setting) else planes * _PAIR
-    tile_bytes = value_bytes * depth * (block_m + block_n) + 8.0 * block_m * block_n
+    tile_bytes = value_bytes * deep / tiles * (block_m + block_n) + 8.0 * block_m * block_n
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
         chain=3 * L2 + steps * step_chain + ending, instructions=setting.warps * (steps * step_instructions + ending),
