@@ -138,7 +138,7 @@ def test_the_banner_says_what_the_file_is(measured: bool, word: str, other: str)
     said = banner(make(*THREE, info=replace(INFO, measured=measured)).cu)
     assert all(line.startswith("//") for line in said.splitlines())
     for text in (str(SHAPE), str(parse_config(SINGLE_BLOCK)), "for 0 to 40 rows", str(parse_config(THREE[2][0])),
-                 "for 301 rows and more", "Some GPU, sm_90a", f"2.04 us a call, {word}", "25 % of the limit of 0.51 us",
+                 "for 301 rows and more", "Some GPU, sm_90a", f"2.04 us a call, {word}", "the floor of 0.51 us is 25 % of that",
                  INFO.generator, "it is yours"):
         assert text in said, text
     assert other not in said
