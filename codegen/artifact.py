@@ -267,8 +267,8 @@ def _banner(problem: Problem, ranges: Sequence[_Range], info: ArtifactInfo) -> l
     lines += [
         ("GPU", f"{_one_line(info.gpu)}, {info.arch}"),
         ("Time", f"{info.time_us:.3g} us a call, {how}"),
-        ("", f"the floor of {info.floor_us:.3g} us is {100 * info.floor_us / info.time_us:.0f} % of that: one launch, or the tensors at "
-             "copy bandwidth"),
+        ("", f"the floor of {info.floor_us:.3g} us is {100 * info.floor_us / info.time_us:.0f} % of that: one launch, or the "
+             "tensors at copy bandwidth"),
     ]
     label = "Errors"
     for name in (name for name in GRADIENTS if name in info.errors):
