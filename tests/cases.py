@@ -114,6 +114,11 @@ REDUCED_HIDDEN = (1, 17, 48, 100)
 BARRIERS = Shape(1, 64, 150, 16)
 BARRIERS_LARGE = Shape(1, 8192, 2048, 64)
 
+# R2 where the next tiles or steps are copied while one is worked on: more of them than there are stages. One block has ten tiles
+# of 32 rows; dx takes ten steps of 32 in depth, G twenty-two. H and O let 16-bit rows be copied 16 bytes at a time.
+MANY_TILES = Shape(1, 300, 40, 24)
+MANY_STEPS = Shape(1, 700, 40, 296)
+
 # V1: where the validator itself is put to the test.
 VALIDATED = (Shape(4, 4, 8, 16), Shape(2, 71, 229, 33), Shape(1, 8192, 256, 256), Shape(1, 65536, 64, 64))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
@@ -24,12 +23,11 @@ PROBLEM = Problem(rows=512, hidden=64, out=64)
 Case = tuple[Problem, Config, str]
 
 
-CONFIGS = tuple(every_reduction(PROBLEM, target("sm_90")))
 SHORT = [replace(PROBLEM, dtype=dtype, param_dtype=param_dtype, accuracy="") for dtype, param_dtype in cases.DATA_TYPES[1:]]
 OTHER_WAYS = [(PROBLEM, config) for config in EACH if other_way(config)]
 OTHER_WAYS += [(replace(PROBLEM, dtype=dtype, param_dtype=param_dtype, accuracy=""), config)
                for config, dtype, param_dtype in TYPED if other_way(config)]
-CASES = [*product((PROBLEM,), CONFIGS, ARCHITECTURES),
+CASES = [*((PROBLEM, config, target(name).arch) for name in TARGETS for config in every_reduction(PROBLEM, target(name))),
          *((problem, config, "sm_90a") for problem in SHORT for config in every_reduction(problem, target("sm_90"))),
          *((problem, config, "sm_90a") for problem, config in OTHER_WAYS)]
 """Problem, config and architecture: float32 on all, 16-bit types and what is done in other ways on one."""

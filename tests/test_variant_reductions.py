@@ -27,7 +27,7 @@ from tests.variant_cases import (
 )
 from tuner.compare import bound_fault, build_case
 from tuner.executors import Executor
-from tuner.inputs import Repeated, random_inputs
+from tuner.inputs import Inputs, Repeated, random_inputs
 
 WIDTHS = ("threads", "warps", "lanes", "vector", "across", "tile")
 """Parameters that set how many threads share a sum."""
@@ -51,22 +51,48 @@ def test_r1_every_width_of_a_reduction(executor: Executor, variant: str, hidden:
         assert_right(executor, config, cases.counting_inputs(hidden))
 
 
+def assert_right_in_any_order(executor: Executor, config: Config, inputs: Inputs) -> None:
+    """Every order of threads gives results within their bounds, and the same bits of whatever is not added up by atomics."""
+    problem = problem_of(config, inputs)
+    program = compiled(executor, problem, config)
+    first = None
+    for order in ("forward", "reverse", "shuffled:1"):
+        got = program.run(inputs, ALL_GRADIENTS, order=order)  # type: ignore[call-arg]
+        fault = bound_fault(inputs, got, accuracy=problem.accuracy)
+        assert fault is None, f"{order}: {fault}"
+        first = first or got
+        for name in GRADIENTS if config["reduction"] != "atomic" else ("dx",):
+            np.testing.assert_array_equal(getattr(got, name), getattr(first, name), err_msg=f"{order}: {name}")
+
+
 @each_config
 def test_r2_the_order_of_threads_does_not_matter(host_executor: Executor, config: Config) -> None:
     shape = cases.BARRIERS
     chosen = fitted(config, shape)
     assert chosen is not None
-    inputs = random_inputs(shape.rows, shape.hidden, shape.out)
-    program = compiled(host_executor, problem_of(chosen, inputs), chosen)
-    results = [program.run(inputs, ALL_GRADIENTS, order=order)  # type: ignore[call-arg]
-               for order in ("forward", "reverse", "shuffled:1")]
-    for name, other in product(GRADIENTS, results[1:]):
-        first, second = getattr(results[0], name), getattr(other, name)
-        if chosen["reduction"] == "atomic" and name != "dx":
-            np.testing.assert_allclose(first, second, rtol=0, atol=2e-6 * np.abs(first).max(), err_msg=name)
-        else:
-            np.testing.assert_array_equal(first, second, err_msg=name)
-    assert_right(host_executor, chosen, inputs)
+    assert_right_in_any_order(host_executor, chosen, random_inputs(shape.rows, shape.hidden, shape.out))
+
+
+ARITHMETIC = {"float32": "fp16x3", "bfloat16": "bf16"}
+
+
+@pytest.mark.parametrize("dtype", ARITHMETIC)
+@pytest.mark.parametrize("stages", VARIANTS["tile_mma"].choices["stages"])
+def test_r2_tiles_copied_ahead_are_waited_for(host_executor: Executor, stages: int, dtype: str) -> None:
+    shape = cases.MANY_TILES
+    config = config_of("tile_mma", "single_block", ARITHMETIC[dtype], dtype, stages=stages, rows=32, warps=4)
+    assert why_refused(Problem.of(shape, dtype=dtype), config, LIMITS) is None
+    assert_right_in_any_order(host_executor, config, random_inputs(shape.rows, shape.hidden, shape.out, dtype=dtype))
+
+
+@pytest.mark.parametrize(("dtype", "stages", "split", "finish"), [
+    ("float32", 3, "first", "second"), ("float32", 4, "first", "epilogue"), ("float32", 2, "loop", "second"),
+    ("bfloat16", 3, "loop", "epilogue"), ("bfloat16", 4, "loop", "second")])
+def test_r2_steps_copied_ahead_are_waited_for(host_executor: Executor, dtype: str, stages: int, split: str, finish: str) -> None:
+    shape = cases.MANY_STEPS
+    config = config_of("gemm_mma", "two_pass", ARITHMETIC[dtype], dtype, stages=stages, split=split, finish=finish, depth=32)
+    assert why_refused(Problem.of(shape, dtype=dtype), config, LIMITS) is None
+    assert_right_in_any_order(host_executor, config, random_inputs(shape.rows, shape.hidden, shape.out, dtype=dtype))
 
 
 @pytest.mark.cuda

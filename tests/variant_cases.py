@@ -71,7 +71,7 @@ def fitted(config: Config, shape: Shape, dtype: str = "float32", param_dtype: st
            deterministic: bool = False) -> Config | None:
     """The config where it can run the shape; else the nearest of its variant, reduction and arithmetic that can; None: none.
 
-    A test that gets None has nothing to run; `test_what_may_be_out_of_room` says when that may be.
+    A test that gets None has nothing to run; `test_some_variant_runs_every_shape` says of which variants that may be.
     """
     problem = Problem.of(shape, dtype=dtype, param_dtype=param_dtype, accuracy=coarsest(dtype), deterministic=deterministic)
     return nearest_runnable(problem, config, LIMITS, KEPT)
