@@ -326,7 +326,8 @@ __device__ __forceinline__ void multiply(float (&acc)[4], const unsigned (&a)[PL
 
 // float16 spans 2^-24 to 65,504, so float32 values are scaled by powers of two first: the largest of those that share a scale
 // comes to stand in [2^14, 2^15), and what the planes leave over is below 2^-39 of it. No maximum, or one of zero: the scale of
-// the smallest normal number. `maximum` is finite and not negative.
+// the smallest normal number. `maximum` is not negative; an infinite one gives a finite scale, and what
+// shares it is not finite anyway.
 __device__ __forceinline__ unsigned scale_exponent(float maximum) {
   const int exponent = 268 - static_cast<int>(__float_as_uint(maximum) >> 23);
   return static_cast<unsigned>(exponent > 253 ? 253 : exponent);

@@ -151,7 +151,7 @@ __device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
 // rows: OUTS rows of w by a strip of columns. One visit to a piece gives its part of dw, which is final, and its part of every
 // row of dn = dy @ w, which waits in scratch memory.
 //   weight_stream  dw, db, and partial_dn [CHUNKS][rows][HIDDEN]
-//   stream_sums     dn, summed over the chunks in a fixed order; dgamma, dbeta; each block's part of the row sums dx needs
+//   stream_sums    dn, summed over the chunks in a fixed order; dgamma, dbeta; each block's part of the row sums dx needs
 //   stream_dx      dx
 constexpr int WARPS = THREADS / 32;
 constexpr int STRIP = THREADS * VECTOR;  // columns of a strip
