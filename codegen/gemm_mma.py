@@ -205,9 +205,6 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 def _inexact(problem: Problem, params: Params) -> str | None:
     arithmetic = str(params["arithmetic"])
-    # A chain of G has one term for every promotion; without any, the tensor cores add up row by row.
-    if reason := reduction.long_chain(problem, number(params, "parts") * max(1, number(params, "promote"))):
-        return reason
     if problem.dtype != "float32":
         return None
     if CLASS_ERRORS[_CLASSES[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
