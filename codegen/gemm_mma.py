@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from codegen import reduction
+from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES, products
 from codegen.dtypes import CLASS_ERRORS
 from codegen.expr import ONE, ROWS, Expr, ceil_div, const, maximum, minimum
-from codegen.gemm_tiles import PLANES, Tiles, sizes_of
+from codegen.gemm_tiles import Tiles, sizes_of
 from codegen.limits import Limits
 from codegen.plan import Buffer, Fill, Launch, Plan, Step
 from codegen.problem import Problem
 from codegen.variant import Clash, Params, Variant, number, round_up
-
-_CLASSES = {"fp16x3": "fp32", "bf16x6": "fp32", "bf16x3": "tf32", "fp16": "tf32", "bf16": "bf16"}
-"""The finest accuracy class that each arithmetic on float32 data can meet."""
-
-_OWN_ARITHMETIC = {"float16": "fp16", "bfloat16": "bf16"}
-"""The arithmetic of 16-bit data, whose products are those of its own type."""
 
 _UNPROMOTED = 512
 """Depth of a sum on tensor cores that keeps the accuracy of float32 (measured on an H200: 1.8e-6 of the 2e-6 allowed)."""
@@ -135,7 +130,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
 
 
 def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | None:
-    own = _OWN_ARITHMETIC.get(problem.dtype)
+    own = OWN_ARITHMETIC.get(problem.dtype)
     if own is not None and params["arithmetic"] != own:
         return f"{problem.dtype} data is multiplied as it is; take arithmetic={own}"
     return None
@@ -207,10 +202,10 @@ def _inexact(problem: Problem, params: Params) -> str | None:
     arithmetic = str(params["arithmetic"])
     if problem.dtype != "float32":
         return None
-    if CLASS_ERRORS[_CLASSES[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
-        return f"arithmetic={arithmetic} meets the accuracy class {_CLASSES[arithmetic]}, not {problem.accuracy}"
-    promote, products = number(params, "promote"), PLANES[arithmetic] * (PLANES[arithmetic] + 1) // 2
-    if problem.accuracy == "fp32" and promote * products > _TRUNCATIONS:
+    if CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
+        return f"arithmetic={arithmetic} meets the accuracy class {FINEST_CLASS[arithmetic]}, not {problem.accuracy}"
+    promote = number(params, "promote")
+    if problem.accuracy == "fp32" and promote * products(arithmetic) > _TRUNCATIONS:
         return f"truncates sums of {arithmetic} more often in a depth of {promote} than the accuracy of float32 bears"
     if problem.accuracy == "fp32" and not promote and max(problem.rows, problem.out) > _UNPROMOTED:
         return f"sums on tensor cores lose the accuracy of float32 after a depth of {_UNPROMOTED}; take promote=128"
@@ -228,7 +223,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 
 def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
     arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
-    finer = CLASS_ERRORS[_CLASSES[arithmetic]] < CLASS_ERRORS[problem.accuracy]
+    finer = CLASS_ERRORS[FINEST_CLASS[arithmetic]] < CLASS_ERRORS[problem.accuracy]
     if problem.dtype == "float32" and finer and PLANES[arithmetic] > 1:  # one plane meets any coarser class
         return f"arithmetic={arithmetic} does more than the accuracy class {problem.accuracy} asks for"
     if promote and arithmetic in ("bf16", "fp16") and (problem.dtype != "float32" or arithmetic == "bf16"):

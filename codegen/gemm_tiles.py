@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from codegen.arithmetic import PLANES
 from codegen.expr import ROWS, Expr, ceil_div
 from codegen.problem import Problem
 from codegen.variant import Params, number, power_of_two, round_up
-
-PLANES = {"tf32": 1, "tf32x3": 2, "bf16": 1, "bf16x3": 2, "bf16x6": 3, "fp16": 1, "fp16x3": 2}
-"""Into how many numbers of its type each arithmetic takes a value apart (templates/_mma.cu.j2)."""
 
 PART = 256
 """Rows that share a partial sum of db where neither scales nor promotion say otherwise."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen import reduction
+from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES
 from codegen.dtypes import CLASS_ERRORS, ITEMSIZE
 from codegen.expr import ROWS, SMS, Expr, ceil_div, const, minimum
 from codegen.limits import Limits
@@ -12,11 +13,6 @@ from codegen.plan import Launch, Plan
 from codegen.problem import Problem
 from codegen.variant import Clash, Params, Variant, number, power_of_two, round_up
 
-_PLANES = {"fp16x3": 2, "bf16x3": 2, "fp16": 1, "bf16": 1}
-_CLASSES = {"fp16x3": "fp32", "bf16x3": "tf32", "fp16": "tf32", "bf16": "bf16"}
-"""The finest accuracy class that each arithmetic on float32 data can meet."""
-_OWN_ARITHMETIC = {"float16": "fp16", "bfloat16": "bf16"}
-"""The arithmetic of 16-bit data, whose products are those of its own type."""
 _DETERMINISTIC_SMS = 132
 """How many SMs a deterministic grid is made for, whatever GPU it runs on: those of an H100 or H200."""
 _WORKING_REGISTERS = 32
@@ -44,7 +40,7 @@ class _Sizes:
     @classmethod
     def of(cls, problem: Problem, params: Params) -> _Sizes:
         rows, warps, across, stages, blocks = (number(params, name) for name in ("rows", "warps", "across", "stages", "blocks"))
-        planes, scaled = _PLANES[str(params["arithmetic"])], _is_scaled(problem, params)
+        planes, scaled = PLANES[str(params["arithmetic"])], _is_scaled(problem, params)
         o_padded, h_padded, g_warps_o, g_warps_h = _warps_of_g(problem, warps, across)
         item = ITEMSIZE[problem.dtype]
         dy_lanes = min(32, max(4, power_of_two(o_padded // 4)))
@@ -111,7 +107,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
 
 
 def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | None:
-    own = _OWN_ARITHMETIC.get(problem.dtype, params["arithmetic"])
+    own = OWN_ARITHMETIC.get(problem.dtype, params["arithmetic"])
     return None if params["arithmetic"] == own else f"data of {problem.dtype} is multiplied as it is; take arithmetic={own}"
 
 
@@ -145,7 +141,7 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 def _inexact(problem: Problem, params: Params) -> str | None:
     arithmetic, tile_rows = str(params["arithmetic"]), number(params, "rows")
-    if problem.dtype == "float32" and CLASS_ERRORS[_CLASSES[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
+    if problem.dtype == "float32" and CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"{arithmetic} products are coarser than the accuracy class {problem.accuracy}"
     # A chain of G and db has one term for every tile of a block; without scales the tensor cores add up row by row.
     chains = 1 if params["reduction"] == "single_block" else _DETERMINISTIC_SMS * number(params, "blocks")

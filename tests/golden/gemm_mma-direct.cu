@@ -311,16 +311,6 @@ __device__ __forceinline__ void multiply_planes(float (&acc)[4], const unsigned 
   mma_f16(acc, a, b);
 }
 
-// acc += a @ b over one K_STEP. Products of small parts come first; those as small as what the last plane leaves over stay out:
-// 3 products of 2 planes each, 6 of 3.
-__device__ __forceinline__ void multiply(float (&acc)[4], const unsigned (&a)[PLANES][4], const unsigned (&b)[PLANES][2]) {
-#pragma unroll
-  for (int order = PLANES - 1; order >= 0; --order) {
-#pragma unroll
-    for (int plane = order; plane >= 0; --plane) multiply_planes(acc, a[plane], b[order - plane]);
-  }
-}
-
 // float16 spans 2^-24 to 65,504, so float32 values are scaled by powers of two first: the largest of those that share a scale
 // comes to stand in [2^14, 2^15), and what the planes leave over is below 2^-39 of it. No maximum, or one of zero: the scale of
 // the smallest normal number. `maximum` is not negative; an infinite one gives a finite scale, and what
@@ -756,8 +746,9 @@ struct Fragments {
     }
   }
 
-  // sums += a @ b: `multiply` for all fragments at once, so that neighbouring instructions have sums of their own. `before(n)` is
-  // called before the n-th of the PRODUCT_GROUPS of TILES_N products: what moves data must not come in a burst, or products wait.
+  // sums += a @ b for all fragments at once, products of small parts first: neighbouring instructions have sums of their own.
+  // `before(n)` is called before the n-th of the PRODUCT_GROUPS of TILES_N products: what moves data must not come in a burst, or
+  // products wait.
   template <class Before>
   __device__ __forceinline__ void multiply_into(Sums& sums, const Before& before) const {
     int group = 0;

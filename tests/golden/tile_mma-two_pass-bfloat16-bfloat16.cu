@@ -308,16 +308,6 @@ __device__ __forceinline__ void multiply_planes(float (&acc)[4], const unsigned 
   mma_bf16(acc, a, b);
 }
 
-// acc += a @ b over one K_STEP. Products of small parts come first; those as small as what the last plane leaves over stay out:
-// 3 products of 2 planes each, 6 of 3.
-__device__ __forceinline__ void multiply(float (&acc)[4], const unsigned (&a)[PLANES][4], const unsigned (&b)[PLANES][2]) {
-#pragma unroll
-  for (int order = PLANES - 1; order >= 0; --order) {
-#pragma unroll
-    for (int plane = order; plane >= 0; --plane) multiply_planes(acc, a[plane], b[order - plane]);
-  }
-}
-
 // One pass over x and dy. A block stays for many tiles of TILE_ROWS rows, and while it works on one the next is on its way to
 // shared memory. It keeps w there, split for the tensor cores, and its part of G = dy^T @ xhat in registers; what the parameter
 // gradients need of G and db they take when the last tile is done. Three roles for every warp, one after the other:
@@ -420,7 +410,7 @@ __device__ __forceinline__ void load_b(unsigned (&b)[COUNT][PLANES][2], char* ro
   }
 }
 
-// sums += a @ b: `multiply` for all fragments at once, so that neighbouring instructions have sums of their own.
+// sums += a @ b for all fragments at once, products of small parts first: neighbouring instructions have sums of their own.
 template <int COUNT_A, int COUNT_B>
 __device__ __forceinline__ void multiply_all(float (&sums)[COUNT_A][COUNT_B][4], const unsigned (&a)[COUNT_A][PLANES][4],
                                              const unsigned (&b)[COUNT_B][PLANES][2]) {

@@ -302,16 +302,6 @@ __device__ __forceinline__ void multiply_planes(float (&acc)[4], const unsigned 
   mma_f16(acc, a, b);
 }
 
-// acc += a @ b over one K_STEP. Products of small parts come first; those as small as what the last plane leaves over stay out:
-// 3 products of 2 planes each, 6 of 3.
-__device__ __forceinline__ void multiply(float (&acc)[4], const unsigned (&a)[PLANES][4], const unsigned (&b)[PLANES][2]) {
-#pragma unroll
-  for (int order = PLANES - 1; order >= 0; --order) {
-#pragma unroll
-    for (int plane = order; plane >= 0; --plane) multiply_planes(acc, a[plane], b[order - plane]);
-  }
-}
-
 // float16 spans 2^-24 to 65,504, so float32 values are scaled by powers of two first: the largest of those that share a scale
 // comes to stand in [2^14, 2^15), and what the planes leave over is below 2^-39 of it. No maximum, or one of zero: the scale of
 // the smallest normal number. `maximum` is not negative; an infinite one gives a finite scale, and what
@@ -455,7 +445,7 @@ __device__ __forceinline__ void load_b(unsigned (&b)[COUNT][PLANES][2], char* ro
   }
 }
 
-// sums += a @ b: `multiply` for all fragments at once, so that neighbouring instructions have sums of their own.
+// sums += a @ b for all fragments at once, products of small parts first: neighbouring instructions have sums of their own.
 template <int COUNT_A, int COUNT_B>
 __device__ __forceinline__ void multiply_all(float (&sums)[COUNT_A][COUNT_B][4], const unsigned (&a)[COUNT_A][PLANES][4],
                                              const unsigned (&b)[COUNT_B][PLANES][2]) {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from codegen.gemm_tiles import PLANES, W_COLUMNS
+from codegen.arithmetic import PLANES, products
+from codegen.gemm_tiles import W_COLUMNS
 from tuner.work.base import BARRIER, FMA, L2, MATRIX, SHARED, SHUFFLE, Kernels, Setting, Work, pipelined
 
 _SMS = 132
@@ -16,12 +17,6 @@ _PAIR = 2.0
 
 def _planes(setting: Setting) -> int:
     return PLANES[str(setting.params["arithmetic"])]
-
-
-def _products(setting: Setting) -> int:
-    """Tensor-core products for one product of values: those of planes whose numbers add up to less than PLANES."""
-    planes = _planes(setting)
-    return planes * (planes + 1) // 2
 
 
 def _wants_dn(setting: Setting) -> bool:
@@ -70,7 +65,7 @@ def _prepare(setting: Setting) -> Work:
 def _gemm(setting: Setting) -> Work:
     problem, constants = setting.problem, setting.constants
     block_m, block_n, block_k = (constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
-    planes, products = _planes(setting), _products(setting)
+    planes, made_of = _planes(setting), products(str(setting.params["arithmetic"]))
     padded = math.ceil(problem.rows / constants["ROW_PAD"]) * constants["ROW_PAD"]
     dn_tiles = padded // block_m * constants["TILES_H"] if _wants_dn(setting) else 0
     g_tiles = setting.splits * constants["G_TILES_O"] * constants["TILES_H"] if _wants_g(setting) else 0
@@ -82,7 +77,7 @@ def _gemm(setting: Setting) -> Work:
     depth = max(deep / tiles, deepest * min(1.0, _SMS / tiles), 1.0)
     steps = depth / 16  # of one tensor-core instruction's depth
     warp_m, warp_n = block_m / constants["WARPS_M"], block_n / constants["WARPS_N"]
-    matrix_instructions = products * warp_m / 16 * warp_n / 8
+    matrix_instructions = made_of * warp_m / 16 * warp_n / 8
     loads = planes * (warp_m / 16 + warp_n / 16)
     copies = planes * (block_m + block_n) * 16 * _PAIR / 16 / setting.threads  # for one thread
     promoted = warp_m * warp_n / 32 * 2 * 16 / constants["PROMOTE"] if "PROMOTE" in constants else 0.0
@@ -101,7 +96,7 @@ def _gemm(setting: Setting) -> Work:
         wavefronts=setting.warps * steps * (4.0 * loads + 4.0 * copies) + setting.warps * warp_m * warp_n / 8,
         l2_bytes=setting.blocks * tile_bytes, atomics=atomics, meetings=float(setting.splits) if atomics else 0.0,
         registers=int(warp_m * warp_n / 32 * (2 if promoted else 1) + loads * 4 + 48 + 2.0 * taken_apart),
-        matrix=float(deep * block_m * block_n * products))
+        matrix=float(deep * block_m * block_n * made_of))
 
 
 def _finish(setting: Setting) -> Work:

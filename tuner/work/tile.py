@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
+from codegen.arithmetic import PLANES, products
 from tuner.work.base import BARRIER, L2, MATRIX, SHARED, SHUFFLE, Kernels, Setting, Work, emission, pipelined
-
-_PRODUCTS = {"fp16x3": 3, "bf16x3": 3}
-"""16-bit products for one of the values; one where they are not split."""
 
 
 def _tile_mma(setting: Setting) -> Work:
@@ -15,8 +13,8 @@ def _tile_mma(setting: Setting) -> Work:
     rows, across, stages = (constants[name] for name in ("TILE_ROWS", "ACROSS", "STAGES"))
     hidden, out = constants["H_PADDED"], constants["O_PADDED"]
     arithmetic = str(setting.params["arithmetic"])
-    products, native = _PRODUCTS.get(arithmetic, 1), problem.dtype != "float32"
-    planes, scaled = (2 if products == 3 else 1), not native and arithmetic.startswith("fp16")
+    made_of, native = products(arithmetic), problem.dtype != "float32"
+    planes, scaled = PLANES[arithmetic], not native and arithmetic.startswith("fp16")
     threads, warps, size = setting.threads, setting.warps, setting.data_size
     tiles = math.ceil(math.ceil(problem.rows / rows) / max(1, setting.blocks))
     dx, gradients = "dx" in wants, bool(wants & {"dw", "dgamma"})
@@ -27,9 +25,9 @@ def _tile_mma(setting: Setting) -> Work:
     split = 0.0 if native else 2.0 + planes
     look = 4.0 * x + (5.0 if scaled else 2.0) * dy + 40.0
     normalize = (2.5 + (split if gradients else 0.0)) * x + 20.0
-    dn_products = products * rows * hidden * out / (2048.0 * warps)
+    dn_products = made_of * rows * hidden * out / (2048.0 * warps)
     dn = (1.6 * dn_products + (split + 1.5) * dy * across + 5.5 * x + 40.0) if dx else 0.0
-    g_products = products * rows * hidden * out / (2048.0 * warps)
+    g_products = made_of * rows * hidden * out / (2048.0 * warps)
     columns = (1.5 * g_products + (0.0 if native else split + 1.5) * dy + (g if scaled else 0.0)) if gradients else 0.0
     copies = (x + dy) * size / 16 * 3.0 + 30.0
     issued = look + normalize + dn + columns + copies
@@ -57,7 +55,7 @@ def _tile_mma(setting: Setting) -> Work:
         + setting.blocks * (2.0 * setting.w_bytes + 4.0 * setting.parameter_elements),
         atomics=atomics, meetings=meetings,
         registers=int(32 + g + max(g if scaled else 0.0, 2 * x)),
-        matrix=float(tiles * setting.blocks * products * rows * hidden * out * (int(dx) + int(gradients))))
+        matrix=float(tiles * setting.blocks * made_of * rows * hidden * out * (int(dx) + int(gradients))))
 
 
 KERNELS: Kernels = {"tile_mma": _tile_mma}
