@@ -14,15 +14,14 @@ from codegen.errors import InvalidConfig
 from codegen.limits import target as limits_of
 from codegen.problem import ALL_GRADIENTS, Problem, Shape, check_wants
 from codegen.render import render
-from codegen.space import parse_config, valid_configs, why_not, why_refused, why_unfit
+from codegen.space import parse_config, valid_configs, why_refused
 from tuner.arguments import as_shape, parse_names
 from tuner.choose import open_executor
 from tuner.errors import InputError
 from tuner.executors import Executor, Program
 from tuner.executors.arrays import output_specs
-from tuner.guess import best_predicted
 from tuner.inputs import AnyFloats, Gradients, Inputs
-from tuner.known import best_known
+from tuner.wisdom.recall import choose
 
 
 def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloats | None, w: AnyFloats, eps: float = 1e-5,
@@ -64,7 +63,7 @@ def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloa
     if inputs.rows == 0:
         nothing = output_specs(inputs, chosen)
         return _shaped(Gradients(**{name: np.zeros(spec.shape, spec.dtype) for name, spec in nothing.items()}), x.shape)
-    kernel = _choose(problem, opened) if config is None else _given(config, problem, opened)
+    kernel = choose(problem, opened) if config is None else _given(config, problem, opened)
     return _shaped(_program(replace(problem, rows=1), kernel, cast(Hashable, opened)).run(inputs, chosen), x.shape)
 
 
@@ -112,17 +111,6 @@ def _given(config: Config | str, problem: Problem, executor: Executor) -> Config
     if reason := why_refused(problem, kernel, executor.limits):
         raise InvalidConfig(f"{kernel} cannot run these sizes: {reason}")
     return kernel
-
-
-def _choose(problem: Problem, executor: Executor) -> Config:
-    for config in best_known(problem, executor):
-        if why_not(problem, config, executor.limits) is None:
-            return config
-    # Sizes near each other have the same best kernel; rounding keeps varying row counts from a search each.
-    rounded = replace(problem, rows=1 << (problem.rows - 1).bit_length())
-    config = best_predicted(rounded, executor.limits)
-    fits = why_unfit(problem, config, executor.limits) is None
-    return config if fits else best_predicted(problem, executor.limits)
 
 
 @functools.lru_cache(maxsize=64)

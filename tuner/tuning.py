@@ -36,6 +36,7 @@ from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
 from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy, Until
 from tuner.toolchain import Nvcc, find_nvcc
+from tuner.wisdom.recall import remember, seeds_first
 
 TRIALS = 500
 """Candidates tried on a GPU unless the caller says otherwise, if time allows."""
@@ -150,7 +151,7 @@ class TuningRun:
             ToolchainError: there is no compiler for the executor.
             KeyboardInterrupt: the user's.
         """
-        predicted = rank(self.space)
+        predicted = seeds_first(rank(self.space), self.space, self.info)
         try:
             if self._executor.measures:
                 self._search(predicted)
@@ -342,4 +343,5 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
     result = run.result()
     if result.winner is None:
         raise NoValidKernel(why_no_winner(result))
+    remember(result)
     return result
