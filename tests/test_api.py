@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,25 +13,15 @@ import pytest
 
 import tuner
 import tuner.tuning as tuning
-from codegen.problem import GRADIENTS, Problem, Shape
+from codegen.problem import GRADIENTS, Shape
 from codegen.space import make_config, parse_config
 from tests import cases
-from tests.fake_gpu import FakeGpu, rugged
+from tests.fake_gpu import FakeGpu
 from tuner.compare import bound_fault
 from tuner.executors import Executor
-from tuner.guess import best_predicted
 from tuner.inputs import Array32, Gradients, Inputs, random_inputs
-from tuner.known import best_known
-from tuner.publish import Folder
-from tuner.records import Record, RunInfo, Status
-from tuner.tuning import Request, TuningRun
 
 ROWS, HIDDEN, OUT = 6, 8, 5
-
-
-@pytest.fixture(autouse=True)
-def no_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LNL_REPORTS", str(tmp_path / "reports"))
 
 
 @pytest.fixture
@@ -179,53 +168,21 @@ def test_a_config_that_cannot_be(data: Inputs, executor: Executor, config: str, 
         call(data, executor, config=config)
 
 
-def test_the_best_of_earlier_runs_is_taken(data: Inputs, tmp_path: Path) -> None:
-    def tuned(shape: str, favourite: str) -> None:
-        gpu = FakeGpu(lambda config: 1.0 if config == parse_config(favourite) else rugged(config))
-        run = TuningRun(Request(Shape.parse(shape), variants=("row_warp",)), gpu)
-        folder = Folder(tmp_path / "reports" / "test" / shape.replace(",", "x"), run.info)
-        with folder:
-            run.execute()
-        folder.finish(run.result(), interrupted=False, choose=lambda problem: best_predicted(problem, gpu.limits))
-
-    near, far = (f"row_warp:warps={warps},reduction=single_block,splits=1" for warps in (2, 8))
-    tuned(f"1,{ROWS},{HIDDEN},{OUT}", near)
-    tuned(f"1,4096,{HIDDEN},{OUT}", far)
-    tuned("4,4,32,64", far)
+def test_a_runs_winner_is_what_backward_takes(data: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LNL_WISDOM", str(tmp_path / "wisdom"))
     gpu = FakeGpu()
-    assert next(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == parse_config(near)
-    assert next(best_known(Problem(3000, HIDDEN, OUT), gpu)).variant == "row_warp"
-    with_many_rows = random_inputs(1 << 15, HIDDEN, OUT)
-    call(with_many_rows, gpu, wants="db")
-    assert all(config["reduction"] != "single_block" for config in gpu.compiled)
+    call(data, gpu)
+    won = tuner.tune((1, ROWS, HIDDEN, OUT), executor=gpu, trials=40).winner
+    assert won is not None and won.config != gpu.compiled[0]
     gpu.compiled.clear()
-    assert list(best_known(Problem(ROWS, HIDDEN + 1, OUT), gpu)) == []
-    tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, executor=gpu)
-    assert gpu.compiled == [parse_config(near)]
+    call(data, gpu)
+    assert gpu.compiled == [won.config]
 
 
-RUN = RunInfo(
-    shape=f"1,{ROWS},{HIDDEN},{OUT}", dtype="float32", wants="dx", deterministic=False, eps=1e-5, accuracy="fp32",
-    executor="cuda", device="NVIDIA Test", target="sm_90a", seed=0, trials=1, timeout_s=None, date="", command="", version="",
-    combinations=1, valid=1, refused={})
-WON = Record(make_config("row_warp"), Status.OK, None, 1.0, True).as_json()
-KNOWN: dict[str, Any] = {"schema": 1, "run": RUN.as_json(), "winner": WON}
-
-
-@pytest.mark.parametrize("text", [
-    "", "{", "[]", "null", "7", '{"run": "x"}', '{"run": []}', json.dumps(KNOWN)[:-9], json.dumps({**KNOWN, "winner": None}),
-    json.dumps({**KNOWN, "winner": {**WON, "errors": []}}), json.dumps(KNOWN).replace(f"1,{ROWS},", "0,5,"),
-    json.dumps(KNOWN).replace(f'"1,{ROWS},{HIDDEN},{OUT}"', "16"), json.dumps(KNOWN).replace('"schema": 1', '"schema": 0'),
-    json.dumps(KNOWN).replace("row_warp:", "row_wrap:")])
-def test_a_broken_best_json_is_passed_over(data: Inputs, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "reports" / "test" / "1" / "best.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    gpu = FakeGpu()
-    assert list(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == []
-    assert call(data, gpu, wants="dx").dx is not None
-    path.with_name("best.json").write_text(json.dumps(KNOWN) + " ")
-    assert list(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == [make_config("row_warp")]
+def test_a_run_of_some_variants_only_decides_nothing(data: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LNL_WISDOM", str(tmp_path / "wisdom"))
+    tuner.tune((1, ROWS, HIDDEN, OUT), executor=FakeGpu(), variants="row_thread")
+    assert not (tmp_path / "wisdom").exists()
 
 
 def test_programs_are_kept_between_calls(data: Inputs) -> None:

@@ -122,7 +122,8 @@ def _run(request: Request, executor: Executor, out: Path | None) -> int:
             interrupted = True
     result = run.result()
     published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
-    remember(result, say=lambda sentence: print(f"tuner: {sentence}", file=sys.stderr))
+    if request.variants is None:
+        remember(result, say=lambda sentence: print(f"tuner: {sentence}", file=sys.stderr))
     _show(console, result, published)
     if result.lost is not None:
         print(f"tuner: {result.lost}; what was finished is written", file=sys.stderr)

@@ -10,6 +10,7 @@ from codegen.problem import GRADIENTS
 from tuner.costmodel import predict
 from tuner.outcome import TuneResult
 from tuner.records import SCHEMA, Record
+from tuner.wisdom.source import source_digest
 from tuner.wording import capitalised, gpu_text, problem_text, rows_text, share_of_floor, time_text
 
 
@@ -20,6 +21,7 @@ def best_json(result: TuneResult) -> str:
         "run": result.info.as_json(),
         "floor_us": result.floor_us,
         "winner": None if result.winner is None else result.winner.as_json(),
+        "source": "" if result.winner is None else source_digest(result.problem, result.winner.config),
         "best_by_variant": {name: record.as_json() for name, record in result.best_by_variant().items()},
         "rejected": dict(result.rejections()),
     }

@@ -343,5 +343,6 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
     result = run.result()
     if result.winner is None:
         raise NoValidKernel(why_no_winner(result))
-    remember(result)
+    if request.variants is None:
+        remember(result)
     return result

@@ -164,14 +164,16 @@ def default_root() -> Path | None:
 def merged(key: Key, before: Iterable[Point], added: Iterable[Point]) -> tuple[Point, ...]:
     """Points of one key put together, by row count; at each KEPT at most: those of today's sources first, then the faster first.
 
-    Of one kernel at one row count the later measurement counts.
+    Of one kernel at one row count the later measurement counts, and none without a source beside one with.
     """
     latest: dict[tuple[int, str, str], Point] = {}
     for point in (*before, *added):
         same = (point.rows, point.config, point.source)
         if same not in latest or point.date >= latest[same].date:
             latest[same] = point
-    ordered = sorted(latest.values(), key=lambda point: (point.rows, not is_current(key, point), point.us, point.config))
+    sourced = {(point.rows, point.config) for point in latest.values() if point.source}
+    left = [point for point in latest.values() if point.source or (point.rows, point.config) not in sourced]
+    ordered = sorted(left, key=lambda point: (point.rows, not is_current(key, point), point.us, point.config))
     kept: dict[int, list[Point]] = {}
     for point in ordered:
         kept.setdefault(point.rows, []).append(point)

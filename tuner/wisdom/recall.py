@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem, Shape
-from codegen.space import why_not, why_unfit
-from tuner.candidates import Space
+from codegen.space import why_unfit
+from tuner.candidates import Space, distance, nearest
 from tuner.costmodel import predict
 from tuner.executors import Executor
 from tuner.guess import best_predicted
@@ -41,8 +42,8 @@ def choose(problem: Problem, executor: Executor, book: Book | None = None) -> Co
 def known(problem: Problem, executor: Executor, book: Book) -> Config | None:
     """The config that measurements of this executor's device speak for at the problem's row count; None where none do.
 
-    It is one of the winners at the nearest row counts below and above whose kernels are today's, are right for this many rows and
-    worth taking: the one predicted to be faster. Where nothing is known for the wanted gradients, winners for more of them count.
+    It is one of the winners at the nearest row counts below and above whose kernels are today's and right for this many rows: the
+    one predicted to be faster. Where nothing is known for the wanted gradients, winners for more of them count.
     """
     wanted = key_of(problem, executor.device, executor.limits.arch, executor.measures)
     for key in (wanted, *_for_more(wanted, book)):
@@ -63,8 +64,9 @@ def exact(problem: Problem, executor: Executor, book: Book) -> Config | None:
 
 
 def seeds(info: RunInfo, space: Space, book: Book | None = None) -> list[Config]:
-    """The configs a run should try first, whatever sources their times are of: winners of like runs on the same GPU, those for the
-    very same question first, then those of near row counts. None where the run only predicts: it ranks every config itself."""
+    """The configs a run should try first: winners of like runs on the same GPU, those for the very same question first, then
+    those of near row counts, whatever sources their times are of. None where the run only predicts: it ranks every config itself.
+    """
     if not info.measures:
         return []
     book = Book() if book is None else book
@@ -72,9 +74,8 @@ def seeds(info: RunInfo, space: Space, book: Book | None = None) -> list[Config]
     points = [(key != own, _away(space.problem.rows, point), point.us, point) for key in book.akin(own)
               for point in book.points(key)]
     ordered = (point.parsed for *_, point in sorted(points, key=lambda entry: entry[:3]))
-    fit = [config for config in dict.fromkeys(ordered)
-           if config is not None and config.variant in space.variants and space.why_not(config) is None]
-    return fit[:SEEDS]
+    fit = (_candidate(config, space) for config in dict.fromkeys(ordered) if config is not None)
+    return list(islice(dict.fromkeys(config for config in fit if config is not None), SEEDS))
 
 
 def seeds_first(predicted: Mapping[Config, float], space: Space, info: RunInfo, book: Book | None = None) -> dict[Config, float]:
@@ -123,20 +124,26 @@ def _for_more(wanted: Key, book: Book) -> list[Key]:
     return sorted(more, key=lambda key: (len(key.wants.split(",")), key))
 
 
+def _candidate(config: Config, space: Space) -> Config | None:
+    """The config, or the candidate that differs from it in one parameter and least: another row count may want other splits."""
+    found = nearest(config, space.valid)
+    return found if found is not None and distance(config, found)[0] <= 1 else None
+
+
 def _either_side(problem: Problem, key: Key, points: Iterable[Point], limits: Limits) -> list[Point]:
-    """The nearest usable point at or below the problem's row count, and the nearest at or above it; one where they are the same."""
+    """The nearest usable point at or below the problem's row count, and the nearest above; the one at it where there is one."""
     ordered = sorted(points, key=lambda point: (_away(problem.rows, point), point.us))
     below = _first_usable(problem, key, [point for point in ordered if point.rows <= problem.rows], limits)
     if below is not None and below.rows == problem.rows:
         return [below]
-    above = _first_usable(problem, key, [point for point in ordered if point.rows >= problem.rows], limits)
+    above = _first_usable(problem, key, [point for point in ordered if point.rows > problem.rows], limits)
     return [point for point in (below, above) if point is not None]
 
 
 def _first_usable(problem: Problem, key: Key, points: Sequence[Point], limits: Limits) -> Point | None:
     for point in points:
         config = point.parsed
-        if config is not None and why_not(problem, config, limits) is None and is_current(key, point, limits):
+        if config is not None and why_unfit(problem, config, limits) is None and is_current(key, point, limits):
             return point
     return None
 
