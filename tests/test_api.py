@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -254,3 +257,48 @@ def test_errors_have_roots_and_python_kinds() -> None:
     assert all(issubclass(error, TypeError) for error in (tuner.InputTypeError, tuner.UnsupportedDtype))
     assert issubclass(tuner.NoValidKernel, tuner.TunerError) and issubclass(tuner.InvalidConfig, tuner.CodegenError)
     assert make_config("row_warp") == parse_config("row_warp")
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"config": 3}, "config must be a text, not 3 (int)"), ({"config": b"row_warp"}, "config must be a text"),
+    ({"wants": 3}, "names are a list"), ({"wants": [3]}, "names are a list"), ({"wants": ["dx", None]}, "names are a list"),
+    ({"executor": 3}, "executor must be one of auto, cuda, host"), ({"executor": FakeGpu}, "executor must be one of"),
+    ({"eps": "1"}, "eps must be a number")], ids=str)
+def test_backward_says_which_argument_has_the_wrong_type(data: Inputs, options: dict[str, Any], said: str) -> None:
+    given = {"executor": FakeGpu(), **options}
+    with pytest.raises(tuner.InputTypeError, match="^" + re.escape(said)) as caught:
+        tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_put_together_by_hand_is_looked_at(data: Inputs, executor: Executor) -> None:
+    for variant, params in (("row_wrap", ()), ("row_warp", (("warps", 3),)), ("row_warp", (("x", 1),))):
+        with pytest.raises(tuner.InvalidConfig):
+            call(data, executor, config=tuner.Config(variant, params))
+    assert same(call(data, executor, config=tuner.Config("row_thread", ())), call(data, executor, config="row_thread"))
+
+
+@pytest.mark.parametrize("options", [
+    {"shape": None}, {"shape": 4}, {"trials": 1.5}, {"trials": "3"}, {"trials": True}, {"timeout": "3"}, {"timeout": True},
+    {"seed": 1.0}, {"seed": None}, {"variants": 3}, {"variants": [1]}, {"wants": 3}, {"dtype": 3}, {"dtype": None},
+    {"dtype": np.float64}, {"dtype": dict}, {"param_dtype": 3}, {"accuracy": 3}, {"accuracy": None}, {"deterministic": "no"},
+    {"deterministic": None}, {"executor": 3}, {"executor": None}, {"target": None}, {"eps": None}], ids=str)
+def test_tune_says_which_argument_has_the_wrong_type(options: dict[str, Any]) -> None:
+    for function in (tuner.tune, tuner.configs):
+        if set(options) & {"trials", "timeout", "seed", "executor", "eps"} and function is tuner.configs:
+            continue
+        fixed = {"executor": FakeGpu()} if function is tuner.tune else {}
+        with pytest.raises(TypeError) as caught:
+            function(**{"shape": "4,4,8,16", **fixed, **options})
+        assert isinstance(caught.value, tuner.InputTypeError | tuner.UnsupportedDtype)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) > 20
+
+
+def test_numbers_and_types_of_numpy_are_as_good_as_python_s() -> None:
+    assert tuner.configs(np.array([4, 4, 8, 16]), dtype=np.float16) == tuner.configs("4,4,8,16", dtype="float16")
+    assert tuner.configs("4,4,8,16", dtype=ml_dtypes.bfloat16, param_dtype=np.float32) == tuner.configs(
+        "4,4,8,16", dtype=np.dtype("bfloat16"), param_dtype="float32", deterministic=np.bool_(False))
+    result = tuner.tune("4,4,8,16", executor=FakeGpu(), variants="row_thread", dtype=np.float32, trials=np.int64(2),
+                        seed=np.int32(1), timeout=np.float32(100))
+    assert result.winner is not None and len(result.records) == result.info.trials == 2
+    json.dumps(result.info.as_json())

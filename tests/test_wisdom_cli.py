@@ -97,7 +97,8 @@ def test_the_list_shows_every_point(capsys: Streams, root: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(("filters", "count"), [
     ("--gpu test", 3), ("--gpu h200", 0), ("--size 64,64", 3), ("--size 64x65", 0), ("--dtype float32", 3),
-    ("--dtype float16", 0), ("--accuracy tf32", 1), ("--regime warm", 3), ("--regime cold", 0), ("--sources current", 2), ("--sources other", 1),
+    ("--dtype float16", 0), ("--accuracy tf32", 1), ("--regime warm", 3), ("--regime cold", 0), ("--sources current", 2),
+    ("--sources other", 1),
     ("--sources other --accuracy tf32", 0)])
 def test_filters_mean_the_same_everywhere(capsys: Streams, root: Path, filters: str, count: int) -> None:
     book = fill(root)

@@ -20,9 +20,9 @@ from codegen.config import Config
 from codegen.problem import Problem, Shape
 from codegen.render import render
 from codegen.space import make_config
-from tuner.arguments import as_shape, parse_names
+from tuner.arguments import as_dtype, as_flag, as_seconds, as_shape, as_text, as_whole, parse_names
 from tuner.candidates import nearest, survey
-from tuner.choose import open_executor
+from tuner.choose import checked_executor, open_executor
 from tuner.costmodel import plausible_us, predict, tensor_bytes
 from tuner.errors import DeviceLost, InputError, LaunchError, NoValidKernel, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator
@@ -303,17 +303,19 @@ def _compiler(arch: str) -> Nvcc | None:
         return None
 
 
-def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90", dtype: str = "float32",
-         eps: float = 1e-5, deterministic: bool = False, variants: Iterable[str] | str | None = None, trials: int | None = None,
+def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90",
+         dtype: str | type = "float32", eps: float = 1e-5, deterministic: bool = False,
+         variants: Iterable[str] | str | None = None, trials: int | None = None,
          timeout: float | None = None, seed: int = 0, wants: Iterable[str] | str | None = None, store: Store | None = None,
-         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str = "", accuracy: str = "") -> TuneResult:
+         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str | type = "",
+         accuracy: str = "") -> TuneResult:
     """Finds the fastest valid kernel for a shape.
 
     Args:
         shape: "B,S,H,O", the four numbers, or a Shape.
         executor: "auto", "cuda", "host", or one that is open already.
         target: the architecture to predict for where there is no GPU.
-        dtype: data type of x, dy and dx.
+        dtype: data type of x, dy and dx, its name or NumPy's own.
         eps: of the LayerNorm.
         deterministic: only kernels whose results are bitwise reproducible.
         variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
@@ -331,13 +333,16 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the arguments make no sense.
         ToolchainError: a compiler or library is missing.
     """
-    request = Request(as_shape(shape), dtype, eps, deterministic, None if variants is None else parse_names(variants), trials,
-                      timeout, seed, None if wants is None else frozenset(parse_names(wants)), param_dtype=param_dtype,
-                      accuracy=accuracy)
+    request = Request(
+        as_shape(shape), as_dtype("dtype", dtype), eps, as_flag("deterministic", deterministic),
+        None if variants is None else parse_names(variants), None if trials is None else as_whole("trials", trials),
+        None if timeout is None else as_seconds("timeout", timeout), as_whole("seed", seed),
+        None if wants is None else frozenset(parse_names(wants)), param_dtype=as_dtype("param_dtype", param_dtype),
+        accuracy=as_text("accuracy", accuracy))
     request.problem()
-    borrowed = not isinstance(executor, str)
-    opened = open_executor(executor, target, store) if isinstance(executor, str) else executor
-    with nullcontext() if borrowed else closing(opened):
+    target = as_text("target", target)
+    opened = open_executor(executor, target, store) if isinstance(executor, str) else checked_executor(executor)
+    with closing(opened) if isinstance(executor, str) else nullcontext():
         run = TuningRun(request, opened, store=store, on_event=on_event)
         run.execute()
     result = run.result()
