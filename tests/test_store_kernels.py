@@ -93,7 +93,7 @@ def test_a_header_damaged_under_an_open_executor_spoils_no_kernel(filled: Path, 
     executor = HostExecutor(target("sm_90"), Store(filled))
     damage(filled / next(name for name in before if name.endswith("/cuda_on_host.h")))
     data = random_inputs(6, 8, 5)
-    threads = {cut: 64, empty: 128, noise: 256}[damage]  # one that the store does not have yet
+    threads = {cut: 64, empty: 32, noise: 256}[damage]  # one that the store does not have yet
     result = tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, executor=executor,
                             config=f"row_thread:threads={threads}")
     assert bound_fault(data, result) is None
