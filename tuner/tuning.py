@@ -22,10 +22,10 @@ from codegen.render import render
 from codegen.space import make_config
 from tuner.arguments import as_shape, parse_names
 from tuner.candidates import nearest, survey
-from tuner.choose import open_executor
+from tuner.choose import open_isolated
 from tuner.costmodel import plausible_us, predict, tensor_bytes
 from tuner.errors import DeviceLost, InputError, LaunchError, NoValidKernel, ToolchainError
-from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator
+from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
 from tuner.guess import rank
 from tuner.inputs import as_eps
@@ -36,6 +36,7 @@ from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
 from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy, Until
 from tuner.toolchain import Nvcc, find_nvcc
+from tuner.workers.pool import Workers
 
 TRIALS = 500
 """Candidates tried on a GPU unless the caller says otherwise, if time allows."""
@@ -115,7 +116,7 @@ class TuningRun:
 
     Args:
         request: what to tune for.
-        executor: where candidates run.
+        executor: where candidates run: in this process, or, with Workers, in others.
         store: where compiled kernels are kept, for the compiler reports of runs without a GPU.
         on_record: called with each record when it is finished.
         on_event: called after each step.
@@ -124,7 +125,7 @@ class TuningRun:
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the request makes no sense.
     """
 
-    def __init__(self, request: Request, executor: Executor, *, store: Store | None = None,
+    def __init__(self, request: Request, executor: Executor | Workers, *, store: Store | None = None,
                  on_record: Callable[[Record], None] = lambda record: None,
                  on_event: Callable[[Event], None] = lambda event: None) -> None:
         began = time.monotonic()
@@ -173,13 +174,12 @@ class TuningRun:
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
     def _search(self, predicted: Mapping[Config, float]) -> None:
-        request = self._request
-        evaluator = Evaluator(self._executor, self.problem, eps=request.eps, seed=request.seed)
+        judge = self._judge()
         ranked = self._short_enough(predicted)
         total = min(self._trials, len(ranked))
-        try_in_turn(self._strategy(ranked), evaluator, lambda: self._passed(1 - FINAL_SHARE),
+        try_in_turn(self._strategy(ranked), judge, lambda: self._passed(1 - FINAL_SHARE),
                     lambda record: self._add(record, total))
-        self._time_finalists(evaluator, self._finalists(evaluator))
+        self._time_finalists(judge, self._finalists(judge))
 
     def _short_enough(self, predicted: Mapping[Config, float]) -> list[Config]:
         """All candidates, the predicted ones first, but for those of which a call would take too long."""
@@ -201,40 +201,39 @@ class TuningRun:
         if config not in self._records:
             self._add(Record(config, Status.REFUSED, reason), 0)
 
-    def _finalists(self, evaluator: Evaluator) -> list[Record]:
+    def _finalists(self, judge: Judge) -> list[Record]:
         """The fastest, all of them valid: those that were only screened are validated now, as far as time allows."""
         tried = [record for record in self._records.values() if record.status in (Status.OK, Status.SLOWER)]
-        within = sorted((record for record in tried if record.best_us <= FINAL_WITHIN * evaluator.best_us and not spills(record)),
+        within = sorted((record for record in tried if record.best_us <= FINAL_WITHIN * judge.best_us and not spills(record)),
                         key=lambda record: record.best_us)[:FINALISTS]
         for done, record in enumerate(within):
             if record.status is Status.SLOWER and not self._passed(1 - FINAL_SHARE / 2):
                 self._tell("validating the fastest", done, len(within))
                 try:
-                    self._records[record.config] = evaluator.validate(record)
+                    self._records[record.config] = judge.validate(record)
                 except DeviceLost as error:
                     self._lose(record.config, error)
                     return []
         found = (self._records[record.config] for record in within)
         return [record for record in found if record.status is Status.OK]
 
-    def _time_finalists(self, evaluator: Evaluator, finalists: Sequence[Record]) -> None:
-        """Times the fastest again, interleaved, and gives each the median of its rounds: all of them, or as many as there is time
-        for, but one at least.
+    def _time_finalists(self, judge: Judge, finalists: Sequence[Record]) -> None:
+        """Times the fastest again, interleaved, in a fresh process, and gives each the median of its rounds: all of them, or as
+        many as there is time for, but one at least.
 
         One that cannot be timed any more gets no final time, and with that cannot win against those that did. Where the GPU is
         lost, none gets one.
         """
-        compiled = [(record, evaluator.compile(record.config).program) for record in finalists]
-        programs = [(record, program) for record, program in compiled if program is not None]
+        judge.renew()
         times: dict[Config, list[float]] = {record.config: [] for record in finalists}
         least = plausible_us(self.problem, self._executor.limits)
         rounds = 0
         while rounds < FINAL_ROUNDS and not (rounds and self._passed(1)):
             self._tell("timing the fastest again", rounds, FINAL_ROUNDS)
             rounds += 1
-            for record, program in programs:
+            for record in finalists:
                 try:
-                    times[record.config].append(evaluator.time(program, FINAL_SAMPLES, FINAL_SECONDS))
+                    times[record.config].append(judge.time(record.config, FINAL_SAMPLES, FINAL_SECONDS).median)
                 except DeviceLost as error:
                     return self._lose(record.config, error)
                 except LaunchError:
@@ -247,14 +246,13 @@ class TuningRun:
 
     def _validate_best(self, predicted: Mapping[Config, float]) -> None:
         ranked = list(predicted)
-        request, limits = self._request, self._executor.limits
+        limits = self._executor.limits
         nvcc = _compiler(limits.arch)
-        report = None if nvcc is None else lambda config: self._report(nvcc, config)
-        evaluator = Evaluator(self._executor, self.problem, eps=request.eps, seed=request.seed, report=report)
+        judge = self._judge(None if nvcc is None else lambda config: self._report(nvcc, config))
         defaults = (nearest(make_config(name), ranked) for name in self.space.variants)
         chosen = dict.fromkeys((*ranked[:self._trials], *(config for config in defaults if config is not None)))
         shortlist = sorted(chosen, key=predicted.__getitem__)
-        for record in try_all(shortlist, evaluator, lambda: self._passed(1)):
+        for record in try_all(shortlist, judge, lambda: self._passed(1)):
             prediction = predict(self.problem, record.config, limits, record.resources)
             self._add(replace(record, time_us=prediction.time_us, resources=prediction.resources), len(shortlist))
         for config in ranked:
@@ -267,6 +265,12 @@ class TuningRun:
         return nvcc.compile(source.text, self._executor.limits.arch, self._store).resources(source.plan)
 
     # --- both ----------------------------------------------------------------------------------------------------------------
+
+    def _judge(self, report: Report | None = None) -> Judge:
+        eps, seed = self._request.eps, self._request.seed
+        if isinstance(self._executor, Workers):
+            return self._executor.judge(self.problem, eps=eps, seed=seed, report=report)
+        return Evaluator(self._executor, self.problem, eps=eps, seed=seed, report=report)
 
     def _passed(self, share: float) -> bool:
         """Whether such a part of the time is over."""
@@ -310,7 +314,8 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
 
     Args:
         shape: "B,S,H,O", the four numbers, or a Shape.
-        executor: "auto", "cuda", "host", or one that is open already.
+        executor: "auto", "cuda", "host", or one that is open already. By name, kernels run in processes of their own, where one
+            that hangs or crashes ends only itself; with an open executor they run in this process.
         target: the architecture to predict for where there is no GPU.
         dtype: data type of x, dy and dx.
         eps: of the LayerNorm.
@@ -334,9 +339,7 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
                       timeout, seed, None if wants is None else frozenset(parse_names(wants)), param_dtype=param_dtype,
                       accuracy=accuracy)
     request.problem()
-    borrowed = not isinstance(executor, str)
-    opened = open_executor(executor, target, store) if isinstance(executor, str) else executor
-    with nullcontext() if borrowed else closing(opened):
+    with closing(open_isolated(executor, target, store)) if isinstance(executor, str) else nullcontext(executor) as opened:
         run = TuningRun(request, opened, store=store, on_event=on_event)
         run.execute()
     result = run.result()
