@@ -44,6 +44,7 @@ def main(open_executor: Open = open_for_worker) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the user's Ctrl-C is for the process above, which ends this one
     connection = Connection(int(sys.argv[1]))
     materials: dict[Job, Material] = {}
+    working: set[int] = set()
     with suppress(EOFError, OSError):
         while True:
             request = receive(connection)
@@ -56,13 +57,17 @@ def main(open_executor: Open = open_for_worker) -> None:
                     connection.close()
                     _work(nursery, socket, place, open_executor, materials)
                 socket.close()
+                working.add(pid)
                 send(connection, {"pid": pid})
             elif request["do"] == "end":
+                working.discard(request["pid"])
                 send(connection, _ended(request["pid"]))
             else:
                 materials = _prepared(request)
                 gc.collect()
                 gc.freeze()  # so that collections in the workers leave these pages shared
+    for pid in working:
+        _ended(pid)
 
 
 def _prepared(request: Message) -> dict[Job, Material]:
