@@ -46,10 +46,17 @@ TEXTS = {
 """What stands at the beginning of each kernel, and what becomes of the candidate on the CPU."""
 
 
+MEMORY_BYTES, PIECE_BYTES = 1 << 30, 1 << 28
+"""What a worker may take, and what one that runs away takes at once."""
+
+
 def take_all_memory() -> None:
     taken = []
-    while True:
-        taken.append(np.empty(1 << 25))
+    try:
+        while True:
+            taken.append(np.empty(PIECE_BYTES // 8))
+    except MemoryError as error:
+        raise MemoryError(f"no more than {len(taken)} pieces") from error
 
 
 def lose_the_device() -> None:
@@ -77,7 +84,6 @@ RUNS: dict[str, tuple[Callable[[], object], Status]] = {
 
 IN_FINALS = "aborts when it is timed again"
 
-MEMORY_BYTES = 1 << 30
 
 
 def plants() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from codegen.problem import Problem, Shape
 from codegen.render import render
 from tests import planted_worker
 from tests.fake_gpu import rugged
-from tests.planted_worker import IN_FINALS, OPENING, PLANTS, RUNS, SEEN, TEXTS, planted
+from tests.planted_worker import IN_FINALS, MEMORY_BYTES, OPENING, PIECE_BYTES, PLANTS, RUNS, SEEN, TEXTS, planted
 from tests.trials import read_trials
 from tuner.candidates import survey
 from tuner.errors import DeviceLost, ToolchainError
@@ -126,6 +127,8 @@ def test_a3_each_bad_candidate_costs_itself_alone(opened: Open) -> None:
     assert result.winner is not None and result.winner.config == others[0]
     assert all(record.reason for record in found.values() if record.status is not Status.OK)
     assert "signal 6" in (found[RANKED[names.index("aborts")]].reason or "")
+    pieces = re.fullmatch(r"no more than (\d) pieces", found[RANKED[names.index("takes all memory")]].reason or "")
+    assert pieces and int(pieces[1]) * PIECE_BYTES <= MEMORY_BYTES
     assert result.rejections()["hang"] == 2 and result.lost is None
 
 
@@ -169,16 +172,17 @@ def test_a_worker_killed_from_outside_costs_no_candidate(opened: Open) -> None:
 
 def test_the_nursery_killed_from_outside_costs_no_candidate(opened: Open) -> None:
     workers = opened()
-    pids = [workers.nursery_pid]
+    pids: list[int] = []
 
     def kill(record: Record) -> None:
-        if len(pids) == 1:
+        if not pids:
+            pids.extend([workers.nursery_pid, *children(workers.nursery_pid)])
             os.kill(workers.nursery_pid, signal.SIGKILL)
-            pids.append(0)
 
     found = tried(tuned(workers, kill))
     assert {record.status for record in found.values()} == {Status.OK} and len(found) >= 10
-    assert workers.nursery_pid != pids[0]
+    assert workers.nursery_pid != pids[0] and len(pids) > 1
+    assert not any(running(pid) for pid in pids)
 
 
 # --- where candidates are timed ----------------------------------------------------------------------------------------------
@@ -266,7 +270,7 @@ def test_p2_ctrl_c_does_not_wait_for_a_candidate_that_hangs(tmp_path: Path) -> N
     everyone = survey(Problem.of(SHAPE), target("sm_90"), [VARIANT])
     process = command_line(tmp_path, dict.fromkeys(rank(everyone), "sleeps"))
     pids = until_stuck(process, tmp_path)
-    os.kill(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     began = time.monotonic()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in errors and "Traceback" not in errors

@@ -18,7 +18,8 @@ LIMIT_S = 300.0
 _LIMITED = 'ulimit -S -t "$1"; shift; exec "$@"'
 
 
-def run_compiler(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_compiler(command: Sequence[str], folder: Path,
+                 environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a compiler in `folder`, to its end or its limit, and returns its status and what it said.
 
     The limit on CPU time holds for each process that the compiler starts as well: killing it alone would leave them running.
