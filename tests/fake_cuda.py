@@ -28,6 +28,7 @@ from tuner.executors.cuda_context import Gpu
 from tuner.inputs import Inputs
 from tuner.reference import reference
 from tuner.store import Store
+from tuner.timing import clocks
 
 FakeKernel = Callable[["Arguments"], None]
 
@@ -163,6 +164,7 @@ class FakeCuda:
             name = staticmethod(lambda: name)
             compute_capability = staticmethod(lambda: (9, 0))
             total_memory = staticmethod(lambda: 1 << 30)
+            pci_bus_id = staticmethod(lambda: "0000:3B:00.0")
             get_attribute = staticmethod(ATTRIBUTES.__getitem__)
             retain_primary_context = staticmethod(Context)
 
@@ -298,4 +300,6 @@ def open_executor(monkeypatch: pytest.MonkeyPatch, store: Store, fake: FakeCuda)
     monkeypatch.setitem(sys.modules, "pycuda.driver", fake.driver)
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.bindings))
     monkeypatch.setattr(cuda_module, "open_gpu", Gpu)
+    # A kernel is a Python function here: it is not run for a fifth of a second to warm anything.
+    monkeypatch.setattr(clocks, "WARM_SECONDS", 0.0)
     return CudaExecutor(store=store)
