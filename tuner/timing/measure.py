@@ -74,7 +74,7 @@ def warm(stream: Stream, work: Work, effort: Effort, clocks: Clocks) -> Timing:
             lasted = back_to_back(stream, replay, 1)[0]
             if repeats == 1:
                 settled = clocks.settle(_counted(stream, replay), lasted, 2.0 * lasted, effort.budget_s)
-                if effort.fitting(lasted) == 1:
+                if lasted >= 1e6 * effort.budget_s and effort.fitting(lasted) == 1:
                     return _finished((lasted,), 1, "warm", settled, clocks)
             if lasted < 10.0 * MIN_SAMPLE_US:  # one hiccup must not pass for a long call
                 lasted = min(back_to_back(stream, replay, 3))
