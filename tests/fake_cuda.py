@@ -300,6 +300,7 @@ def open_executor(monkeypatch: pytest.MonkeyPatch, store: Store, fake: FakeCuda)
     monkeypatch.setitem(sys.modules, "pycuda.driver", fake.driver)
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.bindings))
     monkeypatch.setattr(cuda_module, "open_gpu", Gpu)
-    # A kernel is a Python function here: it is not run for a fifth of a second to warm anything.
-    monkeypatch.setattr(clocks, "WARM_SECONDS", 0.0)
+    for name in ("WARM_SECONDS", "IDLE_SPELL_US"):  # a kernel is a Python function here, and warms nothing
+        monkeypatch.setattr(clocks, name, 0.0)
+    monkeypatch.setattr(clocks, "MAX_REPLAYS", 100)
     return CudaExecutor(store=store)

@@ -10,11 +10,12 @@ import math
 import time
 from collections.abc import Callable
 
-SPELL_US = 1000.0
-"""So long work runs between two looks at the clock (or one call, where that is longer): a thousand times what events resolve."""
+SPELL_US, IDLE_SPELL_US = 1000.0, 20_000.0
+"""So long a spell lasts (or one call, where that is longer), where the GPU was busy just before and where it was idle. Events
+resolve a thousandth of the first. Clocks rise in steps, and the second is to last longer than a step, together with its like."""
 
-MAX_REPLAYS = 200
-"""Most replays in a spell: of a call of a few microseconds, each costs Python as long."""
+MAX_REPLAYS = 4000
+"""Most replays in a spell: a call of a few microseconds takes Python as long to enqueue."""
 
 ALIKE, SPREAD = 3, 0.01
 """The clocks are stable when so many spells in a row lie within such a share of one another."""
@@ -57,9 +58,10 @@ class Clocks:
             return True
         idle = self._now() - self._busy_until > IDLE_SECONDS
         least, most = (WARM_SECONDS, PATIENCE_SECONDS) if idle else (0.0, min(BRIEF_SECONDS, budget_s))
+        spell_us = IDLE_SPELL_US if idle else SPELL_US
         spent, spells = done_us, [each_us]
         while spent < 1e6 * least or not _alike(spells):
-            count = max(1, min(MAX_REPLAYS, math.ceil(SPELL_US / spells[-1])))
+            count = max(1, min(MAX_REPLAYS, math.ceil(spell_us / spells[-1])))
             if spent + count * spells[-1] > 1e6 * most:
                 break
             lasted = run(count)
