@@ -212,7 +212,7 @@ def test_a_throttled_spell_of_the_best_does_not_cost_it_the_victory() -> None:
     finals = run(time_one, [entrant(A), entrant(B)], watch=watch)
     assert finals.winner == A
     assert finals.finalists[0].times["warm"].high == 2.0
-    assert any("discarded and taken again: thermal slowdown" in clause for clause in watch.said())
+    assert any("discarded and taken again: thermal slowdown" in clause for clause in watch.drain().said())
 
 
 def test_disturbed_spells_are_left_out_and_that_is_said() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from tuner.executors import Timing
 from tuner.executors.cuda import CudaExecutor
 from tuner.timing.health import ATTEMPTS, CONTENDED_PERCENT, PERIOD_SECONDS, Reading, Watch, open_watch
 from tuner.timing.nvml import NvmlGauge
+from tuner.timing.tally import Tally
 
 TIMING = Timing((10.0,), 1)
 HOT = replace(CALM, sm_mhz=1200, temperature_c=92, reasons=frozenset(("thermal slowdown",)))
@@ -28,7 +30,8 @@ def test_a_calm_spell_is_taken_once() -> None:
     spell = watch.take(lambda: taken.append(1) or TIMING)
     assert spell.timing is TIMING and spell.disturbed is None and not spell.capped and spell.sm_mhz == 1980
     assert len(taken) == 1
-    assert watch.said() == ("while times were taken, the GPU was at 1980 to 1980 MHz, 300 to 300 W, 50 to 50 degrees Celsius",)
+    assert watch.drain().said() == (
+        "while times were taken, the GPU was at 1980 to 1980 MHz, 300 to 300 W, 50 to 50 degrees Celsius",)
 
 
 def test_a_throttled_spell_is_discarded_and_taken_again() -> None:
@@ -42,7 +45,7 @@ def test_a_throttled_spell_is_discarded_and_taken_again() -> None:
     times = iter((Timing((20.0,), 1), Timing((10.0,), 1)))
     spell = watch.take(lambda: next(times))
     assert spell.timing.median == 10.0 and spell.disturbed is None and len(pauses) == 1
-    assert "a spell of samples was discarded and taken again: thermal slowdown" in watch.said()
+    assert "a spell of samples was discarded and taken again: thermal slowdown" in watch.drain().said()
 
 
 def test_what_happens_only_in_the_middle_of_a_spell_is_seen() -> None:
@@ -64,8 +67,9 @@ def test_a_disturbance_that_stays_is_kept_and_said() -> None:
     watch = watch_over(FakeGauge(HOT, other=CONTENDED_PERCENT))
     spell = watch.take(lambda: taken.append(1) or TIMING)
     assert len(taken) == ATTEMPTS and spell.disturbed == "thermal slowdown and another process used the GPU"
-    assert f"{ATTEMPTS - 1} spells of samples were discarded and taken again: {spell.disturbed}" in watch.said()
-    assert f"a spell of samples was still disturbed at the last attempt: {spell.disturbed}" in watch.said()
+    said = watch.drain().said()
+    assert f"{ATTEMPTS - 1} spells of samples were discarded and taken again: {spell.disturbed}" in said
+    assert f"a spell of samples was disturbed at the last attempt too, and used: {spell.disturbed}" in said
 
 
 def test_a_little_use_by_others_is_no_disturbance() -> None:
@@ -76,15 +80,14 @@ def test_the_power_limit_is_the_kernels_own_and_not_taken_again() -> None:
     watch = watch_over(FakeGauge(replace(CALM, sm_mhz=1500, reasons=frozenset(("power limit",)))))
     spell = watch.take(lambda: TIMING)
     assert spell.capped and spell.disturbed is None and spell.sm_mhz == 1500
-    assert "1 of 1 spells of samples ran at the power limit" in watch.said()
+    assert "1 of 1 spells of samples ran at the power limit" in watch.drain().said()
 
 
 def test_clocks_that_did_not_settle_are_said() -> None:
     watch = Watch()
     watch.take(lambda: TIMING)
-    assert watch.said() == ()
     watch.take(lambda: replace(TIMING, settled=False))
-    assert watch.said() == ("the clocks had not become stable before 1 of 2 spells of samples",)
+    assert watch.drain().said() == ("the clocks had not become stable before 1 of 2 spells of samples",)
 
 
 def test_a_failed_launch_ends_the_watching_of_its_spell() -> None:
@@ -98,6 +101,25 @@ def test_a_failed_launch_ends_the_watching_of_its_spell() -> None:
     looks = gauge.looks
     time.sleep(3 * PERIOD_SECONDS)
     assert gauge.looks == looks
+
+
+def test_what_processes_counted_adds_up() -> None:
+    gauge, total = FakeGauge(HOT), Tally()
+    first, second = watch_over(gauge), Watch(None, "there is no NVML")
+    first.take(lambda: TIMING, attempts=2)
+    total.add(first.drain())
+    gauge.now = CALM
+    first.take(lambda: TIMING)
+    second.take(lambda: replace(TIMING, settled=False))
+    for watch in (first, second):
+        total.add(Tally.from_json(json.loads(json.dumps(watch.drain().as_json()))))
+    assert total.said() == (
+        "nothing watched the GPU's clocks, heat and other users (there is no NVML)",
+        "while times were taken, the GPU was at 1200 to 1980 MHz, 300 to 300 W, 50 to 92 degrees Celsius",
+        "a spell of samples was discarded and taken again: thermal slowdown",
+        "a spell of samples was disturbed at the last attempt too, and used: thermal slowdown",
+        "the clocks had not become stable before 1 of 3 spells of samples")
+    assert first.drain().said() == ()
 
 
 # --- NVML ---------------------------------------------------------------------------------------------------------------------
@@ -165,7 +187,7 @@ def test_what_nvml_does_not_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
     gauge = gauge_of(monkeypatch, FakeNvml(0x40, frozenset(("clock", "power", "temperature", "reasons", "uses"))))
     assert gauge.read() == Reading() and gauge.others() == 0
     watch = Watch(gauge)
-    assert watch.take(lambda: TIMING).sm_mhz is None and watch.said() == ()
+    assert watch.take(lambda: TIMING).sm_mhz is None and watch.drain().said() == ()
 
 
 @pytest.mark.parametrize(("uses", "others"), [
@@ -179,13 +201,13 @@ def test_without_nvml_the_times_are_taken_and_it_is_said(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "pynvml", None)
     watch = open_watch("0000:3B:00.0")
     assert watch.take(lambda: TIMING).timing is TIMING
-    assert "nothing watched the GPU's clocks, heat and other users (the package nvidia-ml-py" in watch.said()[0]
+    assert "nothing watched the GPU's clocks, heat and other users (the package nvidia-ml-py" in watch.drain().said()[0]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(silent=frozenset(("init",))))  # type: ignore[arg-type]
-    assert "(NVML says: Not Supported)" in open_watch("0000:3B:00.0").said()[0]
+    assert "(NVML says: Not Supported)" in open_watch("0000:3B:00.0").drain().said()[0]
 
 
 def test_without_a_gpu_there_is_nothing_to_watch_or_to_say() -> None:
-    assert open_watch(None).said() == ()
+    assert open_watch(None).drain().said() == ()
 
 
 @pytest.mark.cuda
@@ -196,7 +218,7 @@ def test_on_the_card_the_gauges_move(cuda_executor: CudaExecutor) -> None:
     for _ in range(3):
         spell = watch.take(lambda: Timing((cuda_executor.measure_launch_us(),), 1))
         us.append(spell.timing.median)
-    said = " ".join(watch.said())
+    said = " ".join(watch.drain().said())
     assert min(us) > 0.0 and ("MHz" in said) != ("nvidia-ml-py" in said), said
     if "MHz" in said:
         assert spell.sm_mhz is not None and spell.sm_mhz > 300

@@ -147,7 +147,7 @@ def run(time_one: TimeOne, entrants: Sequence[Entrant], *, regime: Regime = "war
         regime: which decides. Both are timed; one that cannot be timed in the other has no times there.
         rounds: how many.
         least_us: no call takes less, so a shorter time is not believed.
-        watch: over the GPU; None: nothing is watched. What it has to say of the run is not among what the finals say.
+        watch: over the GPU; None: nothing is watched. What it counts is not among what the finals say.
         enough: asked after each round, the first included, whether time is up.
         on_round: told before each round how many are done, and of how many.
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
 from tuner.errors import ToolchainError
 from tuner.executors import Timing
+from tuner.timing.tally import Tally
 
 POWER_LIMIT = "power limit"
 """The reason for a lower clock that is the kernel's own doing."""
@@ -76,28 +76,8 @@ class Spell:
     sm_mhz: float | None = None
 
 
-@dataclass(slots=True)
-class _Range:
-    """The readings of a run, from the smallest to the largest."""
-
-    sm_mhz: list[float] = field(default_factory=list)
-    power_w: list[float] = field(default_factory=list)
-    temperature_c: list[float] = field(default_factory=list)
-
-    def add(self, reading: Reading) -> None:
-        for seen, value in ((self.sm_mhz, reading.sm_mhz), (self.power_w, reading.power_w),
-                            (self.temperature_c, reading.temperature_c)):
-            if value is not None:
-                seen[:] = (min([value, *seen]), max([value, *seen]))
-
-    def text(self) -> str | None:
-        parts = [f"{seen[0]:.0f} to {seen[1]:.0f} {unit}" for seen, unit in (
-            (self.sm_mhz, "MHz"), (self.power_w, "W"), (self.temperature_c, "degrees Celsius")) if seen]
-        return f"while times were taken, the GPU was at {', '.join(parts)}" if parts else None
-
-
 class Watch:
-    """Watches a GPU while it is timed, and remembers what there is to say of a whole run.
+    """Watches a GPU while it is timed, and counts what there is to say of it.
 
     Args:
         gauge: of the GPU; None: nothing is watched.
@@ -110,10 +90,7 @@ class Watch:
         self._gauge = gauge
         self._absent = absent
         self._pause = pause
-        self._range = _Range()
-        self._discarded: Counter[str] = Counter()
-        self._kept: Counter[str] = Counter()
-        self._spells = self._capped = self._unsettled = 0
+        self._tally = Tally(absent=absent)
 
     def take(self, measure: Callable[[], Timing], attempts: int = ATTEMPTS) -> Spell:
         """Times something, once more where the spell was disturbed, and gives the first that was not, or the last.
@@ -121,34 +98,24 @@ class Watch:
         Raises:
             LaunchError, DeviceLost: as `measure`.
         """
-        for attempt in range(attempts):
-            spell = self._spell(measure)
+        spell = self._spell(measure)
+        for _ in range(attempts - 1):
             if spell.disturbed is None:
                 break
-            if attempt + 1 < attempts:
-                self._discarded[spell.disturbed] += 1
-                self._pause(PAUSE_SECONDS)
-            else:
-                self._kept[spell.disturbed] += 1
-        self._spells += 1
-        self._capped += spell.capped
-        self._unsettled += not spell.timing.settled
+            self._tally.discarded[spell.disturbed] += 1
+            self._pause(PAUSE_SECONDS)
+            spell = self._spell(measure)
+        if spell.disturbed is not None:
+            self._tally.disturbed[spell.disturbed] += 1
+        self._tally.spells += 1
+        self._tally.capped += spell.capped
+        self._tally.unsettled += not spell.timing.settled
         return spell
 
-    def said(self) -> tuple[str, ...]:
-        """What is to be known of the times of this run, as clauses."""
-        clauses = []
-        if self._absent is not None:
-            clauses.append(f"nothing watched the GPU's clocks, heat and other users ({self._absent})")
-        if (seen := self._range.text()) is not None:
-            clauses.append(seen)
-        clauses += [f"{_spells(count)} discarded and taken again: {why}" for why, count in self._discarded.most_common()]
-        clauses += [f"{_spells(count)} still disturbed at the last attempt: {why}" for why, count in self._kept.most_common()]
-        if self._capped:
-            clauses.append(f"{self._capped} of {self._spells} spells of samples ran at the power limit")
-        if self._unsettled:
-            clauses.append(f"the clocks had not become stable before {self._unsettled} of {self._spells} spells of samples")
-        return tuple(clauses)
+    def drain(self) -> Tally:
+        """What was counted since the last time."""
+        counted, self._tally = self._tally, Tally(absent=self._absent)
+        return counted
 
     def _spell(self, measure: Callable[[], Timing]) -> Spell:
         if self._gauge is None:
@@ -156,7 +123,9 @@ class Watch:
         with _reading(self._gauge) as readings:
             timing = measure()
         for reading in readings:
-            self._range.add(reading)
+            self._tally.saw("MHz", reading.sm_mhz)
+            self._tally.saw("W", reading.power_w)
+            self._tally.saw("degrees Celsius", reading.temperature_c)
         reasons = frozenset[str]().union(*(reading.reasons for reading in readings))
         clocks = [reading.sm_mhz for reading in readings if reading.sm_mhz is not None]
         return Spell(timing, _disturbance(reasons, self._gauge.others()), POWER_LIMIT in reasons,
@@ -205,7 +174,3 @@ def _reading(gauge: Gauge) -> Iterator[list[Reading]]:
         ended.set()
         thread.join()
     readings.append(gauge.read())
-
-
-def _spells(count: int) -> str:
-    return "a spell of samples was" if count == 1 else f"{count} spells of samples were"
