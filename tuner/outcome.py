@@ -45,6 +45,7 @@ class TuneResult:
         records: one per candidate, in the order in which they were tried; those not run come last.
         winner: the fastest valid one; None where there is none.
         lost: a sentence where the run ended early because the GPU failed.
+        said: what is to be known of the measured times and of the choice between the finalists, as clauses.
     """
 
     info: RunInfo
@@ -53,6 +54,7 @@ class TuneResult:
     records: tuple[Record, ...]
     winner: Record | None
     lost: str | None = None
+    said: tuple[str, ...] = ()
 
     @property
     def floor_us(self) -> float:

@@ -35,6 +35,7 @@ from tuner.provenance import now, version
 from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
 from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy, Until
+from tuner.timing.regimes import as_regime
 from tuner.toolchain import Nvcc, find_nvcc
 from tuner.workers.pool import Workers
 
@@ -84,6 +85,7 @@ class Request:
     command: str = "tuner.tune"
     param_dtype: str = ""
     accuracy: str = ""
+    regime: str = "warm"
 
     def problem(self) -> Problem:
         """The problem of the shape.
@@ -93,6 +95,7 @@ class Request:
             InputError, InputTypeError: the other values make no sense.
         """
         as_eps(self.eps)
+        as_regime(self.regime)
         if self.variants is not None and not self.variants:
             raise InputError("no variant is left to try; name at least one, or leave the choice out")
         if self.trials is not None and self.trials < 1:
@@ -296,7 +299,7 @@ class TuningRun:
             eps=float(request.eps), executor=executor.name, device=executor.device, target=executor.limits.arch,
             seed=request.seed, trials=self._trials, timeout_s=self._timeout, date=now(), command=request.command,
             version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused,
-            measures=executor.measures, rates=executor.rates)
+            measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime))
 
 
 def _compiler(arch: str) -> Nvcc | None:
@@ -309,7 +312,8 @@ def _compiler(arch: str) -> Nvcc | None:
 def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90", dtype: str = "float32",
          eps: float = 1e-5, deterministic: bool = False, variants: Iterable[str] | str | None = None, trials: int | None = None,
          timeout: float | None = None, seed: int = 0, wants: Iterable[str] | str | None = None, store: Store | None = None,
-         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str = "", accuracy: str = "") -> TuneResult:
+         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str = "", accuracy: str = "",
+         regime: str = "warm") -> TuneResult:
     """Finds the fastest valid kernel for a shape.
 
     Args:
@@ -329,6 +333,7 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         on_event: called after each step.
         param_dtype: data type of gamma, beta, w and their gradients, `dtype` or float32; empty: `dtype`.
         accuracy: the class every kernel must meet, fp32, tf32, fp16 or bf16; empty: that of `dtype`.
+        regime: "warm" or "cold": in which the fastest is sought; the finalists are timed in both.
 
     Raises:
         NoValidKernel: every candidate was rejected; the message names the most common reason.
@@ -337,7 +342,7 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
     """
     request = Request(as_shape(shape), dtype, eps, deterministic, None if variants is None else parse_names(variants), trials,
                       timeout, seed, None if wants is None else frozenset(parse_names(wants)), param_dtype=param_dtype,
-                      accuracy=accuracy)
+                      accuracy=accuracy, regime=regime)
     request.problem()
     with closing(open_isolated(executor, target, store)) if isinstance(executor, str) else nullcontext(executor) as opened:
         run = TuningRun(request, opened, store=store, on_event=on_event)

@@ -32,6 +32,7 @@ class HostExecutor:
         slug: "predicted-sm_90": under what GPU's name its results are kept.
         measures: False.
         rates: "table".
+        bus_id: None.
         limits: of the GPU the sources are meant for; launches beyond them fail as they would there.
 
     Args:
@@ -47,6 +48,7 @@ class HostExecutor:
     name = "host"
     measures = False
     rates: Literal["table", "measured"] = "table"
+    bus_id: str | None = None
 
     def __init__(self, target: Limits, store: Store, compiler: Compiler | None = None) -> None:
         self.limits = target
