@@ -126,7 +126,7 @@ class Planting:
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
         self.name, self.device, self.slug, self.limits = inner.name, inner.device, inner.slug, inner.limits
-        self.measures, self.rates = inner.measures, inner.rates
+        self.measures, self.rates, self.bus_id = inner.measures, inner.rates, inner.bus_id
 
     def compile(self, source: Source) -> Program:
         program = self._inner.compile(planted(source))

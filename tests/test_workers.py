@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +30,9 @@ from tuner.guess import rank
 from tuner.outcome import TuneResult
 from tuner.records import Record, Status
 from tuner.store import Store
-from tuner.tuning import FINAL_ROUNDS, Request, TuningRun
+from tuner.timing.finals import ROUNDS
+from tuner.timing.regimes import REGIMES
+from tuner.tuning import Request, TuningRun
 from tuner.workers import pool
 from tuner.workers.messages import Device, Job, Place
 from tuner.workers.patience import Patience
@@ -158,16 +161,18 @@ def test_the_next_worker_begins_at_once(opened: Open) -> None:
 def test_a_worker_killed_from_outside_costs_no_candidate(opened: Open) -> None:
     workers = opened()
     killed: list[int] = []
+    seen: list[Record] = []
 
     def kill(record: Record) -> None:
+        seen.append(record)
         for lane in workers.lanes:
-            if lane.worker is not None and len(killed) < 6:
+            if lane.worker is not None and len(seen) == 1:
                 killed.append(lane.worker.pid)
                 os.kill(lane.worker.pid, signal.SIGKILL)
 
     found = tried(tuned(workers, kill))
     assert {record.status for record in found.values()} == {Status.OK} and len(found) >= 10
-    assert len(killed) >= 2 and not any(running(pid) for pid in killed)
+    assert killed and not any(running(pid) for pid in killed)
 
 
 def test_the_nursery_killed_from_outside_costs_no_candidate(opened: Open) -> None:
@@ -203,14 +208,14 @@ def test_a3_on_measured_times_the_winner_is_the_same(opened: Open) -> None:
 
 def test_the_fastest_are_timed_again_in_a_process_that_has_run_nothing(opened: Open, fake_gpu: Path) -> None:
     best, second, *_ = sorted(RANKED, key=rugged)
-    result = tuned(opened({best: IN_FINALS}), trials=1000)
-    lines = [line.split() for line in fake_gpu.read_text().splitlines()]
-    judged = {config: pid for pid, config in reversed(lines)}
-    finals = [(pid, config) for pid, config in lines if pid not in judged.values()]
-    assert len(finals) >= FINAL_ROUNDS and str(second) in [config for _, config in finals]
-    assert str(best) not in [config for _, config in finals]
-    assert result.winner is not None and result.winner.config == second  # the best aborts there, and costs nobody else a round
-    assert tried(result)[best].status is Status.OK and tried(result)[best].final_us is None
+    result = tuned(opened({second: IN_FINALS}), trials=1000)
+    lines = Counter(tuple(line.split()) for line in fake_gpu.read_text().splitlines())
+    judge = next(pid for pid, _ in lines)
+    assert lines[judge, str(best)] == lines[judge, str(second)] == 2
+    finals = {pid: count for (pid, config), count in lines.items() if config == str(best) and pid != judge}
+    assert len(finals) == 2 and sum(finals.values()) == len(REGIMES) * ROUNDS  # one process more, since the second ends one
+    assert result.winner is not None and result.winner.config == best and set(result.winner.times) == set(REGIMES)
+    assert tried(result)[second].status is Status.OK and tried(result)[second].final_us is None
 
 
 # --- what ends a run ---------------------------------------------------------------------------------------------------------
@@ -313,9 +318,10 @@ def test_candidates_leave_nothing_in_a_worker(opened: Open) -> None:
 
 
 def test_what_crosses_between_processes_comes_out_as_it_went_in() -> None:
-    job = Job(replace(PROBLEM, dtype="bfloat16", param_dtype="float32", accuracy="bf16", wants=frozenset({"dx", "dw"})), 1e-3, 7)
+    problem = replace(PROBLEM, dtype="bfloat16", param_dtype="float32", accuracy="bf16", wants=frozenset({"dx", "dw"}))
+    job = Job(problem, 1e-3, 7, "cold")
     place = Place("cuda", "sm_90", Path("/somewhere"), 1, target("sm_80"))
-    device = Device("cuda", "NVIDIA Test", "test", target("sm_90"), True, "measured")
+    device = Device("cuda", "NVIDIA Test", "test", target("sm_90"), True, "measured", "0000:3b:00.0")
     assert Job.from_json(json.loads(json.dumps(job.as_json()))) == job
     assert Place.from_json(json.loads(json.dumps(place.as_json()))) == place
     assert Place.from_json(json.loads(json.dumps(replace(place, limits=None).as_json()))) == replace(place, limits=None)
@@ -323,7 +329,7 @@ def test_what_crosses_between_processes_comes_out_as_it_went_in() -> None:
 
 
 def test_patience_grows_with_what_there_is_to_do() -> None:
-    gpu = Device("cuda", "NVIDIA Test", "test", target("sm_90"), True, "table")
+    gpu = Device("cuda", "NVIDIA Test", "test", target("sm_90"), True, "table", None)
     small, large = PROBLEM, Problem(8192, 4096, 12288)
     config = RANKED[0]
     limits = [Patience().for_candidate(gpu, problem, config) for problem in (small, large)]

@@ -24,6 +24,9 @@ from tuner.executors import Executor, Program, Resources, Run, TimedProgram, Tim
 from tuner.inputs import Gradients, Inputs, random_inputs, read_only, repeated
 from tuner.outcome import spills
 from tuner.records import Record, Status
+from tuner.timing.health import open_watch
+from tuner.timing.regimes import Regime
+from tuner.timing.tally import Tally
 from tuner.validate import BASE_ROWS, Validator, Verdict
 
 HOST_MULTIPLY_ADDS = 30_000_000
@@ -95,13 +98,16 @@ class Judge(Protocol):
             DeviceLost: as judge.
         """
 
-    def time(self, config: Config, samples: int, seconds: float) -> Timing:
-        """Times of one call on random data at the tuned row count.
+    def time(self, config: Config, regime: Regime, samples: int, seconds: float) -> Timing:
+        """Times of one call on random data at the tuned row count. Whether the GPU was disturbed is for the caller to watch.
 
         Raises:
             LaunchError: the candidate cannot be timed, or not any more.
             DeviceLost: as judge.
         """
+
+    def drain(self) -> Tally:
+        """What there is to say of the times that were taken by `judge` since the last call."""
 
     def renew(self) -> None:
         """Before the fastest are timed again: what the candidates left behind is forgotten."""
@@ -154,16 +160,19 @@ class Evaluator:
         problem: what they compute.
         eps: of the timed call.
         seed: of the data.
+        regime: in which candidates are timed.
         report: for executors that have no device compiler; None: nothing is said.
         material: made before; None: it is made when it is needed.
     """
 
-    def __init__(self, executor: Executor, problem: Problem, *, eps: float = 1e-5, seed: int = 0, report: Report | None = None,
-                 material: Material | None = None) -> None:
+    def __init__(self, executor: Executor, problem: Problem, *, eps: float = 1e-5, seed: int = 0, regime: Regime = "warm",
+                 report: Report | None = None, material: Material | None = None) -> None:
         self.executor = executor
         self.problem = problem
         self.best_us = math.inf
+        self._regime: Regime = regime
         self._report = report
+        self._watch = open_watch(executor.bus_id)
         self._costly = elements(problem) >= COSTLY_ELEMENTS
         self._material = material or Material(problem, eps=eps, seed=seed, measures=executor.measures)
         self._kept: dict[Config, Program] = {}
@@ -206,14 +215,18 @@ class Evaluator:
         assert program is not None
         return self._validated(replace(record, status=Status.OK, reason=None), program)
 
-    def time(self, config: Config, samples: int, seconds: float) -> Timing:
+    def time(self, config: Config, regime: Regime, samples: int, seconds: float) -> Timing:
         """As Judge.time. Programs are kept from one call to the next."""
         if config not in self._kept:
             compiled = self.compile(config)
             if compiled.program is None:
                 raise LaunchError(f"{config} does not compile any more: {compiled.failure and compiled.failure.reason}")
             self._kept[config] = compiled.program
-        return self._time(self._kept[config], samples, seconds)
+        return self._time(self._kept[config], regime, samples, seconds)
+
+    def drain(self) -> Tally:
+        """As Judge.drain."""
+        return self._watch.drain()
 
     def renew(self) -> None:
         """As Judge.renew. This process goes on."""
@@ -222,9 +235,9 @@ class Evaluator:
     def stop(self) -> None:
         """As Judge.stop. Nothing can be abandoned in this process."""
 
-    def _time(self, program: Program, samples: int, seconds: float) -> Timing:
+    def _time(self, program: Program, regime: Regime, samples: int, seconds: float) -> Timing:
         timed = cast(TimedProgram, program)
-        return timed.time(self._material.timed_inputs, self.problem.wants, samples=samples, budget_s=seconds)
+        return timed.time(self._material.timed_inputs, self.problem.wants, samples=samples, budget_s=seconds, regime=regime)
 
     def _measured(self, record: Record, program: Program) -> Record:
         checked = self._screened(record, program) if self._costly else self._validated(record, program)
@@ -250,9 +263,9 @@ class Evaluator:
 
     def _timed(self, record: Record, program: Program) -> Record:
         try:
-            time = self._time(program, QUICK_SAMPLES, QUICK_SECONDS).median
+            time = self._time(program, self._regime, QUICK_SAMPLES, QUICK_SECONDS).median
             if time <= HOPELESS * self.best_us:
-                time = self._time(program, SAMPLES, SECONDS).median
+                time = self._watch.take(lambda: self._time(program, self._regime, SAMPLES, SECONDS)).timing.median
         except DeviceLost:
             raise
         except LaunchError as error:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from statistics import median
 
 from codegen.config import Config
 from codegen.problem import Problem, Shape
@@ -24,7 +23,7 @@ from tuner.arguments import as_shape, parse_names
 from tuner.candidates import nearest, survey
 from tuner.choose import open_isolated
 from tuner.costmodel import plausible_us, predict, tensor_bytes
-from tuner.errors import DeviceLost, InputError, LaunchError, NoValidKernel, ToolchainError
+from tuner.errors import DeviceLost, InputError, NoValidKernel, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
 from tuner.guess import rank
@@ -35,6 +34,9 @@ from tuner.provenance import now, version
 from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
 from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy, Until
+from tuner.timing import finals
+from tuner.timing.finals import Entrant
+from tuner.timing.health import open_watch
 from tuner.timing.regimes import as_regime
 from tuner.toolchain import Nvcc, find_nvcc
 from tuner.workers.pool import Workers
@@ -57,9 +59,9 @@ SHORTLIST = 24
 CLIMB_SHARE = 3
 """One part in so many of the trials is kept for the surroundings of the best."""
 
-FINALISTS, FINAL_ROUNDS, FINAL_WITHIN = 8, 5, 1.25
-"""The fastest are timed again in turns, so that no drift of the clock favours one: at most so many, so often, and only those
-whose first time lies within this factor of the best."""
+FINALISTS, FINAL_WITHIN = 8, 1.25
+"""The fastest are timed again in turns (tuner.timing.finals): at most so many, and only those whose first time lies within this
+factor of the best."""
 
 LONG_CALL_US, FAR_OFF = 2000.0, 30.0
 """What is predicted to take longer than both the one and so many times the best is not tried: a few such calls take seconds, and
@@ -144,7 +146,9 @@ class TuningRun:
         self._begins, self._ends = began, began + (math.inf if self._timeout is None else self._timeout)
         self._records: dict[Config, Record] = {}
         self._best: Record | None = None
+        self._fastest: Config | None = None
         self._lost: str | None = None
+        self._said: tuple[str, ...] = ()
         self.info = self._information()
 
     def execute(self) -> None:
@@ -163,16 +167,17 @@ class TuningRun:
         except DeviceLost as error:
             self._lose(next(reversed(self._records)), error)
 
-    def _lose(self, config: Config, error: DeviceLost) -> None:
-        self._lost = f"the GPU was lost after {config}, and the run ended there: {error}"
+    def _lose(self, at: Config | str, error: DeviceLost) -> None:
+        self._lost = f"the GPU was lost after {at}, and the run ended there: {error}"
 
     def result(self) -> TuneResult:
         """All that is finished by now."""
         records = tuple(self._records.values())
         valid = [record for record in records if record.status is Status.OK]
-        timed_again = [record for record in valid if record.final_us is not None]
-        winner = min(timed_again or valid, key=lambda record: (spills(record), record.best_us), default=None)
-        return TuneResult(self.info, self.problem, self._executor.limits, records, winner, self._lost)
+        winner = min(valid, key=lambda record: (spills(record), record.best_us), default=None)
+        if self._fastest is not None:
+            winner = self._records[self._fastest]
+        return TuneResult(self.info, self.problem, self._executor.limits, records, winner, self._lost, self._said)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
@@ -221,29 +226,30 @@ class TuningRun:
         return [record for record in found if record.status is Status.OK]
 
     def _time_finalists(self, judge: Judge, finalists: Sequence[Record]) -> None:
-        """Times the fastest again, interleaved, in a fresh process, and gives each the median of its rounds: all of them, or as
-        many as there is time for, but one at least.
+        """Times the fastest again, in turns and in a fresh process: in all rounds, or as many as there is time for, but one.
 
         One that cannot be timed any more gets no final time, and with that cannot win against those that did. Where the GPU is
         lost, none gets one.
         """
         judge.renew()
-        times: dict[Config, list[float]] = {record.config: [] for record in finalists}
-        least = plausible_us(self.problem, self._executor.limits)
-        rounds = 0
-        while rounds < FINAL_ROUNDS and not (rounds and self._passed(1)):
-            self._tell("timing the fastest again", rounds, FINAL_ROUNDS)
-            rounds += 1
-            for record in finalists:
-                try:
-                    times[record.config].append(judge.time(record.config, FINAL_SAMPLES, FINAL_SECONDS).median)
-                except DeviceLost as error:
-                    return self._lose(record.config, error)
-                except LaunchError:
-                    continue
-        for config, samples in times.items():
-            if len(samples) == rounds and median(samples) >= least:
-                self._records[config] = replace(self._records[config], final_us=median(samples))
+        regime = as_regime(self._request.regime)
+        limits = self._executor.limits
+        watch = open_watch(self._executor.bus_id)
+        entrants = [Entrant.of(record.config, render(self.problem, record.config).plan, self.problem.rows, limits.sms)
+                    for record in finalists]
+        try:
+            found = finals.run(
+                lambda config, regime: judge.time(config, regime, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=regime,
+                least_us=plausible_us(self.problem, limits), watch=watch, enough=lambda: self._passed(1),
+                on_round=lambda done, total: self._tell("timing the fastest again", done, total))
+        except DeviceLost as error:
+            return self._lose("the finals", error)
+        for finalist in found.finalists:
+            self._records[finalist.config] = finals.timed(self._records[finalist.config], finalist, regime)
+        self._fastest = found.winner
+        tally = judge.drain()
+        tally.add(watch.drain())
+        self._said = (*found.said, *tally.said())
 
     # --- without -------------------------------------------------------------------------------------------------------------
 
@@ -270,10 +276,10 @@ class TuningRun:
     # --- both ----------------------------------------------------------------------------------------------------------------
 
     def _judge(self, report: Report | None = None) -> Judge:
-        eps, seed = self._request.eps, self._request.seed
+        eps, seed, regime = self._request.eps, self._request.seed, as_regime(self._request.regime)
         if isinstance(self._executor, Workers):
-            return self._executor.judge(self.problem, eps=eps, seed=seed, report=report)
-        return Evaluator(self._executor, self.problem, eps=eps, seed=seed, report=report)
+            return self._executor.judge(self.problem, eps=eps, seed=seed, regime=regime, report=report)
+        return Evaluator(self._executor, self.problem, eps=eps, seed=seed, regime=regime, report=report)
 
     def _passed(self, share: float) -> bool:
         """Whether such a part of the time is over."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from codegen.limits import Limits
 from codegen.problem import Problem
 from tuner.executors import Executor
+from tuner.timing.regimes import Regime
 
 Message = dict[str, Any]
 
@@ -45,11 +46,13 @@ class Device:
     limits: Limits
     measures: bool
     rates: Literal["table", "measured"]
+    bus_id: str | None
 
     @classmethod
     def of(cls, executor: Executor) -> Device:
         """That of an open executor."""
-        return cls(executor.name, executor.device, executor.slug, executor.limits, executor.measures, executor.rates)
+        return cls(executor.name, executor.device, executor.slug, executor.limits, executor.measures, executor.rates,
+                   executor.bus_id)
 
     @classmethod
     def from_json(cls, values: Message) -> Device:
@@ -93,13 +96,14 @@ class Job:
     problem: Problem
     eps: float
     seed: int
+    regime: Regime = "warm"
 
     def as_json(self) -> Message:
         """JSON values; `from_json` reads them back."""
-        return {"problem": {**asdict(self.problem), "wants": sorted(self.problem.wants)}, "eps": self.eps, "seed": self.seed}
+        return {**asdict(self), "problem": {**asdict(self.problem), "wants": sorted(self.problem.wants)}}
 
     @classmethod
     def from_json(cls, values: Message) -> Job:
         """Reads `as_json` back."""
         problem = values["problem"]
-        return cls(Problem(**{**problem, "wants": frozenset(problem["wants"])}), values["eps"], values["seed"])
+        return cls(**{**values, "problem": Problem(**{**problem, "wants": frozenset(problem["wants"])})})

@@ -18,6 +18,8 @@ from tuner.executors import Timing
 from tuner.pipeline import workers as cores
 from tuner.records import Record, Status
 from tuner.store import Store
+from tuner.timing.regimes import Regime
+from tuner.timing.tally import Tally
 from tuner.workers.messages import Device, Job, Message, Place
 from tuner.workers.nursery import MODULE, Died, Gone, Hung, Nursery, Worker
 from tuner.workers.patience import Patience
@@ -58,7 +60,7 @@ class Workers:
             raise
         facts = self.facts
         self.name, self.device, self.slug, self.limits = facts.name, facts.device, facts.slug, facts.limits
-        self.measures, self.rates = facts.measures, facts.rates
+        self.measures, self.rates, self.bus_id = facts.measures, facts.rates, facts.bus_id
         self._place = replace(place, executor=facts.name, limits=facts.limits)
         self.lanes = tuple(Lane(self._start) for _ in range(1 if facts.measures else cores()))
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
@@ -70,9 +72,10 @@ class Workers:
         """The process that starts the workers."""
         return self._nursery.pid
 
-    def judge(self, problem: Problem, *, eps: float = 1e-5, seed: int = 0, report: Report | None = None) -> IsolatedJudge:
+    def judge(self, problem: Problem, *, eps: float = 1e-5, seed: int = 0, regime: Regime = "warm",
+              report: Report | None = None) -> IsolatedJudge:
         """A judge of candidates for a problem; see Evaluator for the arguments."""
-        self._job = job = Job(problem, eps, seed)
+        self._job = job = Job(problem, eps, seed, regime)
         self.renew()  # those that run were forked without the data
         with suppress(Died):  # then the next worker needs another nursery, and that the data
             self._nursery.prepare(job, self.measures)
@@ -218,6 +221,7 @@ class IsolatedJudge:
         self._report = report
         self._build = builder(workers)
         self._stopped = threading.Event()
+        self._tally = Tally()
 
     def compile(self, config: Config) -> Compiled:
         """As Judge.compile: into the store, from which a worker takes it."""
@@ -243,10 +247,10 @@ class IsolatedJudge:
         """As Judge.validate."""
         return self._record(record, {"do": "validate", "record": record.as_json()})
 
-    def time(self, config: Config, samples: int, seconds: float) -> Timing:
+    def time(self, config: Config, regime: Regime, samples: int, seconds: float) -> Timing:
         """As Judge.time."""
         limit = self._limit(config) + 2 * seconds
-        request = {"do": "time", "config": str(config), "samples": samples, "seconds": seconds}
+        request = {"do": "time", "config": str(config), "regime": regime, "samples": samples, "seconds": seconds}
         try:
             reply = self._ask(request, limit)
         except (Died, Hung) as error:
@@ -256,6 +260,11 @@ class IsolatedJudge:
                 raise LaunchError(reply[failed])
         timing = reply["timing"]
         return Timing(**{**timing, "samples": tuple(timing["samples"])})
+
+    def drain(self) -> Tally:
+        """As Judge.drain."""
+        drained, self._tally = self._tally, Tally()
+        return drained
 
     def renew(self) -> None:
         """As Judge.renew: in processes that have run nothing yet."""
@@ -274,6 +283,8 @@ class IsolatedJudge:
             return replace(record, status=Status.HANG, reason=f"{error}, and its process was killed")
         except Died as error:
             return replace(record, status=Status.CRASH, reason=f"its process {error}")
+        if "tally" in reply:
+            self._tally.add(Tally.from_json(reply["tally"]))
         if "record" in reply:
             return Record.from_json(reply["record"])
         if "memory" in reply:

@@ -27,10 +27,10 @@ def serve(connection: Connection, place: Place, open_executor: Open, materials: 
 
     The first message is {"device": ...}, or {"refused": sentence} where the executor cannot be opened. Each request has "do":
 
-        judge     job, config, best_us           -> {"record": ...}
-        validate  job, record                    -> {"record": ...}
-        time      job, config, samples, seconds  -> {"timing": ...}, or {"failed": sentence}
-        prove     job, config, multiply_adds     -> {"why_invalid": sentence or null}
+        judge     job, config, best_us                   -> {"record": ..., "tally": ...}
+        validate  job, record                            -> {"record": ...}
+        time      job, config, regime, samples, seconds  -> {"timing": ...}, or {"failed": sentence}
+        prove     job, config, multiply_adds             -> {"why_invalid": sentence or null}
 
     or, to any: {"lost": sentence}, after which the worker ends; {"memory": sentence}; {"refused": sentence}: the tools fail.
     """
@@ -81,11 +81,13 @@ class _Desk:
         evaluator = self._evaluator_for(job)
         if what == "judge":
             evaluator.best_us = request["best_us"] if request["best_us"] is not None else math.inf
-            return {"record": evaluator.judge(evaluator.compile(parse_config(request["config"]))).as_json()}
+            record = evaluator.judge(evaluator.compile(parse_config(request["config"])))
+            return {"record": record.as_json(), "tally": evaluator.drain().as_json()}
         if what == "validate":
             return {"record": evaluator.validate(Record.from_json(request["record"])).as_json()}
         try:
-            timing = evaluator.time(parse_config(request["config"]), request["samples"], request["seconds"])
+            config = parse_config(request["config"])
+            timing = evaluator.time(config, request["regime"], request["samples"], request["seconds"])
         except DeviceLost:
             raise
         except LaunchError as error:
@@ -96,5 +98,6 @@ class _Desk:
         if self._evaluator is None or job != self._job:
             self._job = job
             material = self._materials.get(job)
-            self._evaluator = Evaluator(self._executor, job.problem, eps=job.eps, seed=job.seed, material=material)
+            self._evaluator = Evaluator(self._executor, job.problem, eps=job.eps, seed=job.seed, regime=job.regime,
+                                        material=material)
         return self._evaluator
