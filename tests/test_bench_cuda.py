@@ -15,12 +15,13 @@ from codegen.render import Source
 from codegen.space import make_config
 from tests.fake_cuda import FakeCuda, open_executor
 from tuner import cli
-from tuner.bench.measure import cold
 from tuner.errors import DeviceLost, LaunchError
 from tuner.executors.cuda import CudaProgram
 from tuner.executors.cuda_cold import placed
 from tuner.inputs import random_inputs, read_only
 from tuner.store import Store
+from tuner.timing.clocks import Clocks
+from tuner.timing.measure import Effort, cold
 
 FLUSH = 1 << 20
 
@@ -41,8 +42,8 @@ def test_a_cold_time_is_of_one_call_and_leaves_nothing_behind(made: tuple[CudaPr
     program.run(inputs, ALL_GRADIENTS)  # afterwards the executor keeps what it needs
     kept = fake.free_bytes
     with placed(program, inputs, ALL_GRADIENTS, FLUSH) as (stream, work):
+        timing = cold(stream, work, Effort(4, 1.0), Clocks())
         assert kept - fake.free_bytes == FLUSH
-        timing = cold(stream, work, 4)
     assert timing.samples == pytest.approx((2 * 1e3 * fake.call_ms,) * 4)
     assert fake.free_bytes == kept and not fake.graphs and fake.depth == 0
 
@@ -50,8 +51,8 @@ def test_a_cold_time_is_of_one_call_and_leaves_nothing_behind(made: tuple[CudaPr
 def test_no_room_for_the_flush_is_a_launch_error(made: tuple[CudaProgram, FakeCuda]) -> None:
     program, fake = made
     with pytest.raises(LaunchError, match="out of memory"), \
-            placed(program, random_inputs(5, 3, 7), ALL_GRADIENTS, 1 << 40):
-        pass
+            placed(program, random_inputs(5, 3, 7), ALL_GRADIENTS, 1 << 40) as (stream, _):
+        stream.flush()
     assert fake.depth == 0
 
 
@@ -59,7 +60,7 @@ def test_a_gpu_lost_meanwhile_says_so(made: tuple[CudaProgram, FakeCuda]) -> Non
     program, fake = made
     with pytest.raises(DeviceLost), placed(program, random_inputs(5, 3, 7), ALL_GRADIENTS, FLUSH) as (stream, work):
         fake.sticky = "an illegal memory access was encountered"
-        cold(stream, work, 4)
+        cold(stream, work, Effort(4, 1.0), Clocks())
     assert fake.depth == 0
 
 

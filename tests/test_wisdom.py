@@ -44,7 +44,7 @@ def problem(rows: int, **options: Any) -> Problem:
 
 
 def key(**options: Any) -> Key:
-    return recall.key_of(problem(1, **options), GPU.device, GPU.limits.arch, True)
+    return recall.key_of(problem(1, **options), GPU.device, GPU.limits.arch, "warm")
 
 
 def point(rows: int, config: str, us: float = 5.0, about: Key | None = None, **options: Any) -> Point:
@@ -177,11 +177,11 @@ def test_what_the_package_ships_is_sound(said: list[str], tmp_path: Path) -> Non
     assert said == []
 
 
-def test_only_this_very_problem_counts_as_exact(book: Book) -> None:
-    book.add(key(), [point(64, TWO_PASSES, 5.0), point(64, ATOMIC, 4.0)])
-    assert recall.exact(problem(64), GPU, book) == parse_config(ATOMIC)
-    assert recall.exact(problem(65), GPU, book) is None
-    assert recall.exact(problem(64, wants=frozenset({"dx"})), GPU, book) is None
+def test_warm_times_go_before_cold_ones(book: Book) -> None:
+    book.add(replace(key(), regime="cold"), [point(64, TWO_PASSES, 9.0)])
+    assert known(book, 64) == parse_config(TWO_PASSES)
+    book.add(key(), [point(64, ATOMIC, 9.5)])
+    assert known(book, 64) == parse_config(ATOMIC)
 
 
 # --- the digest of a kernel's source -----------------------------------------------------------------------------------------
@@ -240,6 +240,19 @@ def test_a_run_adds_its_winner(book: Book) -> None:
     assert (found.rows, found.config, found.us) == (16, str(result.winner.config), result.winner.best_us)
     assert (found.date, found.version) == (result.info.date, result.info.version)
     assert known(book, 16) == result.winner.config
+
+
+def test_a_cold_run_adds_cold_times_and_their_interval(book: Book) -> None:
+    result = run("2,8,64,64", book, regime="cold").result()
+    winner = result.winner
+    assert winner is not None
+    (entry,) = book.own()
+    (found,) = entry.points
+    assert entry.key.regime == "cold" and found.us == winner.times["cold"].median
+    sure = replace(winner.times["cold"], low=1.5, high=2.5, level=0.97)
+    for times, interval in ((sure, (1.5, 2.5)), (replace(sure, level=0.94), None)):
+        _, (learned,) = recall.learned(result.info, replace(winner, times={"cold": times}), "")
+        assert learned.interval == interval
 
 
 def test_a_run_without_a_winner_adds_nothing(book: Book) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import render
-from tuner.bench.measure import BUDGET_SECONDS, CLOCK_SECONDS, FLUSH_L2S, MIN_SAMPLE_US, Stream, Work, cold
+from tuner.bench.measure import BUDGET_SECONDS, effort
 from tuner.bench.results import Case
 from tuner.errors import DeviceLost, NoValidKernel
 from tuner.evaluate import Evaluator
@@ -19,6 +19,8 @@ from tuner.inputs import Inputs
 from tuner.known import read_best, reports_folder
 from tuner.outcome import Event, why_no_winner
 from tuner.records import Record, Status
+from tuner.timing.clocks import Clocks
+from tuner.timing.measure import FLUSH_L2S, Stream, Work, cold
 from tuner.tuning import Request, TuningRun
 
 Place = Callable[[Program, Inputs, frozenset[str], int], AbstractContextManager[tuple[Stream, Work]]]
@@ -130,8 +132,6 @@ class Ours:
         Raises:
             LaunchError, DeviceLost: as TimedProgram.time.
         """
-        raising = int(1e6 * CLOCK_SECONDS / MIN_SAMPLE_US)
-        self._program.time(self._inputs, self._wants, samples=raising, budget_s=CLOCK_SECONDS)
         return self._program.time(self._inputs, self._wants, samples=samples, budget_s=BUDGET_SECONDS)
 
     def cold(self, samples: int) -> Timing:
@@ -141,7 +141,7 @@ class Ours:
             LaunchError, DeviceLost: as TimedProgram.time.
         """
         with self._place(self._program, self._inputs, self._wants, self._flush_bytes) as (stream, work):
-            return cold(stream, work, samples)
+            return cold(stream, work, effort(samples), Clocks())
 
     def gradients(self) -> Mapping[str, Any]:
         """What it computes, NumPy arrays by name.

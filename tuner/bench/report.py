@@ -9,9 +9,9 @@ from pathlib import Path
 
 from codegen.dtypes import CLASS_ERRORS
 from codegen.problem import GRADIENTS
-from tuner.bench.measure import FLUSH_L2S, MIN_SAMPLE_US
 from tuner.bench.results import SCHEMA, Entry, Row, Setting
 from tuner.records import write_text
+from tuner.timing.measure import FLUSH_L2S, MIN_SAMPLE_US
 
 JSON, MARKDOWN = "bench.json", "bench.md"
 NOTHING = "–"

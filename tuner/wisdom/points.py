@@ -15,13 +15,15 @@ from codegen.problem import Problem
 from codegen.space import parse_config
 from tuner.errors import InputError
 from tuner.executors.cuda_limits import slug
+from tuner.timing import regimes as timing
 
 SCHEMA = 1
 """Version of the files. It rises whenever a field changes its meaning or goes; files of other versions are left alone."""
 
-REGIMES = WARM, COLD, PREDICTED = "warm", "cold", "predicted"
-"""How times came about: replayed back to back from a graph, with the L2 cache written over before each call, or not measured but
-predicted by the cost model. Times of two regimes are never in one file."""
+PREDICTED = "predicted"
+REGIMES = (*timing.REGIMES, PREDICTED)
+"""How times came about: measured warm or cold (tuner.timing.regimes), or predicted by the cost model. Times of two regimes are
+never in one file."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,7 +101,8 @@ class Point:
         rows: M, the row count it was tuned for.
         config: its text; kept also where this program has no such config any more.
         us: microseconds of one call.
-        interval: where the median lies with 95 % confidence, microseconds; None where that is not known.
+        interval: where the median lies, microseconds, with the confidence tuner.timing.stats.LEVEL or more; None where that is
+            not known.
         date: when the run began, ISO 8601, UTC.
         version: of the program that ran.
         source: the digest of the kernel's source (source.py); empty where it is not known, as in older results.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from codegen.config import Config
 from codegen.limits import Limits
@@ -17,8 +17,10 @@ from tuner.executors import Executor
 from tuner.guess import best_predicted
 from tuner.outcome import TuneResult
 from tuner.records import Record, RunInfo
+from tuner.timing.regimes import REGIMES
+from tuner.timing.stats import LEVEL
 from tuner.wisdom.book import Book, Say, warn
-from tuner.wisdom.points import PREDICTED, WARM, Key, Point
+from tuner.wisdom.points import PREDICTED, Key, Point
 from tuner.wisdom.source import is_current, source_digest
 
 SEEDS = 3
@@ -43,24 +45,18 @@ def known(problem: Problem, executor: Executor, book: Book) -> Config | None:
     """The config that measurements of this executor's device speak for at the problem's row count; None where none do.
 
     It is one of the winners at the nearest row counts below and above whose kernels are today's and right for this many rows: the
-    one predicted to be faster. Where nothing is known for the wanted gradients, winners for more of them count.
+    one predicted to be faster. Warm times go before cold ones. Where nothing is known for the wanted gradients, winners for more
+    of them count.
     """
-    wanted = key_of(problem, executor.device, executor.limits.arch, executor.measures)
-    for key in (wanted, *_for_more(wanted, book)):
+    regimes = REGIMES if executor.measures else (PREDICTED,)
+    wanted = [key_of(problem, executor.device, executor.limits.arch, regime) for regime in regimes]
+    for key in (*wanted, *chain.from_iterable(_for_more(each, book) for each in wanted)):
         sides = _either_side(problem, key, book.points(key), executor.limits)
         if sides:
             best = min(sides, key=lambda point: _time(problem, point, executor.limits))
             if _is_credible(problem, best, executor.limits):
                 return best.parsed
     return None
-
-
-def exact(problem: Problem, executor: Executor, book: Book) -> Config | None:
-    """The fastest config measured for this very problem on this executor's device; None where none was."""
-    key = key_of(problem, executor.device, executor.limits.arch, executor.measures)
-    here = [point for point in book.points(key) if point.rows == problem.rows]
-    sides = _either_side(problem, key, here, executor.limits)
-    return sides[0].parsed if sides else None
 
 
 def seeds(info: RunInfo, space: Space, book: Book | None = None) -> list[Config]:
@@ -70,7 +66,7 @@ def seeds(info: RunInfo, space: Space, book: Book | None = None) -> list[Config]
     if not info.measures:
         return []
     book = Book() if book is None else book
-    own = key_of(space.problem, info.device, info.target, info.measures)
+    own = key_of(space.problem, info.device, info.target, info.regime)
     points = [(key != own, _away(space.problem.rows, point), point.us, point) for key in book.akin(own)
               for point in book.points(key)]
     ordered = (point.parsed for *_, point in sorted(points, key=lambda entry: entry[:3]))
@@ -106,14 +102,16 @@ def learned(info: RunInfo, winner: Record, source: str) -> tuple[Key, list[Point
     shape = Shape.parse(info.shape)
     problem = Problem.of(shape, dtype=info.dtype, wants=info.wants.split(","), deterministic=info.deterministic,
                          param_dtype=info.param_dtype, accuracy=info.accuracy)
-    key = key_of(problem, info.device, info.target, info.measures)
-    return key, [Point(shape.rows, str(winner.config), winner.best_us, None, info.date, info.version, source)]
+    key = key_of(problem, info.device, info.target, info.regime if info.measures else PREDICTED)
+    times = winner.times.get(info.regime)
+    interval = None if times is None or times.level < LEVEL else (times.low, times.high)
+    return key, [Point(shape.rows, str(winner.config), winner.best_us, interval, info.date, info.version, source)]
 
 
-def key_of(problem: Problem, device: str, arch: str, measures: bool) -> Key:
-    """The key of a problem on a device."""
-    return Key(device if measures else arch, arch, problem.hidden, problem.out, problem.dtype, problem.param_dtype,
-               problem.accuracy, problem.wants_key, problem.deterministic, WARM if measures else PREDICTED)
+def key_of(problem: Problem, device: str, arch: str, regime: str) -> Key:
+    """The key of a problem on a device; predictions are for the architecture, whatever device made them."""
+    return Key(arch if regime == PREDICTED else device, arch, problem.hidden, problem.out, problem.dtype, problem.param_dtype,
+               problem.accuracy, problem.wants_key, problem.deterministic, regime)
 
 
 def _for_more(wanted: Key, book: Book) -> list[Key]:

@@ -130,7 +130,7 @@ def _bench(path: Path, values: Mapping[str, Any]) -> Iterator[Entry]:
         shape = Shape.parse(row["shape"])
         problem = Problem.of(shape, dtype=row["dtype"], accuracy=row["accuracy"])
         point = Point(shape.rows, row["config"], warm["median"], None, setting["date"], setting["version"], row.get("source", ""))
-        yield Entry(key_of(problem, setting["device"], arch, True), (point,))
+        yield Entry(key_of(problem, setting["device"], arch, "warm"), (point,))
 
 
 def _architecture(device: str) -> str:
