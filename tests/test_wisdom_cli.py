@@ -182,6 +182,17 @@ def test_a_benchmark_is_imported(capsys: Streams, root: Path, tmp_path: Path) ->
     assert (found.rows, found.us, found.version, found.source) == (64, 4.5, "abc", point(64, TWO_PASSES).source)
 
 
+@pytest.mark.parametrize(("revision", "known"), [("abc", True), ("abd", False), ("abc+", False), ("unknown", False)])
+def test_results_of_this_very_revision_are_trusted(capsys: Streams, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                   revision: str, known: bool) -> None:
+    monkeypatch.setenv("LNL_REVISION", revision)
+    setting = {"device": "NVIDIA H200", "date": "", "version": "abc" if known or revision == "abd" else revision}
+    (tmp_path / "bench.json").write_text(bench_json(setting=setting))
+    assert wisdom(capsys, "import", tmp_path / "bench.json")[0] == 0
+    ((_, (found,)),) = content(Book(root)).items()
+    assert bool(found.source) == known
+
+
 def test_files_can_become_an_export_without_being_imported(capsys: Streams, root: Path, best: Path, tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text(bench_json())
     status, _, _ = wisdom(capsys, "export", best, tmp_path / "bench.json", "--trust", "--out", tmp_path / "shipped")

@@ -15,6 +15,7 @@ from codegen.problem import Problem, Shape
 from codegen.space import why_refused
 from tuner.errors import InputError
 from tuner.known import read_best
+from tuner.provenance import version
 from tuner.records import Status, write_text
 from tuner.wisdom.book import Book, merged, write
 from tuner.wisdom.points import SCHEMA, Entry, Key, OtherSchema, Point
@@ -30,15 +31,20 @@ def gather(paths: Iterable[Path], trust: bool = False) -> list[Entry]:
 
     Args:
         paths: best.json, bench.json, an export of wisdom, one file of it, or folders.
-        trust: take kernels whose source is not known, as in results from before it was recorded, for today's.
+        trust: take kernels whose source is not known, as in results from before it was recorded, for today's. Those of this very
+            revision are.
 
     Raises:
         InputError: a file cannot be read or holds no results, or no file of a folder does.
     """
     found = [entry for path in paths for entry in (_of_folder(path) if path.is_dir() else _of_file(path))]
-    if not trust:
-        return combined(found)
-    return combined([replace(entry, points=tuple(_trusted(entry.key, point) for point in entry.points)) for entry in found])
+    here = version()
+    certain = here != "unknown" and not here.endswith("+")
+
+    def sourced(key: Key, point: Point) -> Point:
+        return _sourced(key, point) if trust or (certain and point.version == here) else point
+
+    return combined(replace(entry, points=tuple(sourced(entry.key, point) for point in entry.points)) for entry in found)
 
 
 def combined(entries: Iterable[Entry]) -> list[Entry]:
@@ -141,7 +147,8 @@ def _architecture(device: str) -> str:
     raise InputError(f"the architecture of {device} is not known; tune there instead")
 
 
-def _trusted(key: Key, point: Point) -> Point:
+def _sourced(key: Key, point: Point) -> Point:
+    """The point with the digest of what this program makes of its config, where it has none."""
     config = point.parsed
     if point.source or config is None or why_refused(key.problem(point.rows), config, target(key.arch)) is not None:
         return point
