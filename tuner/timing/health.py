@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from tuner.errors import ToolchainError
 from tuner.executors import Timing
-from tuner.timing.clocks import PATIENCE_SECONDS
 from tuner.timing.tally import Tally
 
 POWER_LIMIT = "power limit"
@@ -31,9 +30,6 @@ PERIOD_SECONDS = 0.01
 
 ATTEMPTS, PAUSE_SECONDS = 3, 0.5
 """A disturbed spell is taken so often in all; before each more the GPU cools so long, or is left to whoever else wants it."""
-
-EXTRA_SECONDS = ATTEMPTS * PATIENCE_SECONDS + (ATTEMPTS - 1) * PAUSE_SECONDS
-"""A watched spell may take so much longer than its attempts' samples: each warms the clocks first."""
 
 
 @dataclass(frozen=True, slots=True)
