@@ -16,7 +16,7 @@ from tests.fake_gauge import CALM, FakeGauge, watch_over
 from tuner.errors import LaunchError
 from tuner.executors import Timing
 from tuner.executors.cuda import CudaExecutor
-from tuner.timing.health import ATTEMPTS, CONTENDED_PERCENT, PERIOD_SECONDS, Reading, Spell, Watch, open_watch
+from tuner.timing.health import ATTEMPTS, CONTENDED_PERCENT, PERIOD_SECONDS, Reading, Watch, open_watch
 from tuner.timing.nvml import NvmlGauge
 from tuner.timing.tally import Tally
 
@@ -101,12 +101,6 @@ def test_a_failed_launch_ends_the_watching_of_its_spell() -> None:
     looks = gauge.looks
     time.sleep(3 * PERIOD_SECONDS)
     assert gauge.looks == looks
-
-
-def test_a_spell_survives_json() -> None:
-    spell = Spell(Timing((1.0, 2.0), 3, "cold", False), "thermal slowdown", True, 1500.0)
-    assert Spell.from_json(json.loads(json.dumps(spell.as_json()))) == spell
-    assert Spell.from_json(json.loads(json.dumps(Spell(TIMING).as_json()))) == Spell(TIMING)
 
 
 def test_what_processes_counted_adds_up() -> None:

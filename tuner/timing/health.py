@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from tuner.errors import ToolchainError
 from tuner.executors import Timing
@@ -74,16 +74,6 @@ class Spell:
     disturbed: str | None = None
     capped: bool = False
     sm_mhz: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The spell as JSON values; `from_json` reads it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Spell:
-        """Raises KeyError, TypeError: the values have another form."""
-        timing = values["timing"]
-        return cls(**{**values, "timing": Timing(**{**timing, "samples": tuple(timing["samples"])})})
 
 
 class Watch:
