@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from tuner.executors import Timing
 from tuner.executors.cuda import CudaExecutor
 from tuner.inputs import random_inputs, read_only
 from tuner.records import Record, Status
-from tuner.timing.finals import LEAST_ROUNDS, ROUNDS, TIE_BAND, Entrant, Finals, TimeOne, decide, run, timed
+from tuner.timing.finals import LEAST_ROUNDS, ROUNDS, TIE_BAND, Entrant, Finals, decide, run, timed
 from tuner.timing.health import Spell, open_watch
 from tuner.timing.regimes import Regime
 
@@ -32,9 +32,9 @@ def entrant(config: Config, steps: int = 2, workspace: int = 0) -> Entrant:
     return Entrant(config, steps, workspace)
 
 
-def constant(times: dict[Config, float], cold: float = 2.0) -> TimeOne:
+def constant(times: dict[Config, float], cold: float = 2.0) -> Callable[[Config, Regime], Timing]:
     """A call that always takes the same, `cold` times as long in that regime."""
-    return lambda config, regime: Spell(Timing((times[config] * (1.0 if regime == "warm" else cold),) * 5, 1, regime))
+    return lambda config, regime: Timing((times[config] * (1.0 if regime == "warm" else cold),) * 5, 1, regime)
 
 
 def spells(*us: float) -> list[Spell]:
@@ -52,7 +52,7 @@ def decided(warm: dict[Entrant, Sequence[Spell]]) -> Finals:
 def test_finalists_take_turns_forwards_and_backwards_in_both_regimes() -> None:
     asked: list[tuple[Config, Regime]] = []
 
-    def time_one(config: Config, regime: Regime) -> Spell:
+    def time_one(config: Config, regime: Regime) -> Timing:
         asked.append((config, regime))
         return constant({A: 2.0, B: 3.0})(config, regime)
 
@@ -64,8 +64,8 @@ def test_finalists_take_turns_forwards_and_backwards_in_both_regimes() -> None:
 
 
 def test_both_regimes_are_recorded_and_one_decides() -> None:
-    def time_one(config: Config, regime: Regime) -> Spell:
-        return Spell(Timing(({A: {"warm": 2.0, "cold": 9.0}, B: {"warm": 3.0, "cold": 8.0}}[config][regime],), 1, regime))
+    def time_one(config: Config, regime: Regime) -> Timing:
+        return Timing(({A: {"warm": 2.0, "cold": 9.0}, B: {"warm": 3.0, "cold": 8.0}}[config][regime],), 1, regime)
 
     warm, cold = (run(time_one, [entrant(A), entrant(B)], regime=regime) for regime in ("warm", "cold"))
     assert (warm.winner, cold.winner) == (A, B)
@@ -88,7 +88,7 @@ def test_without_finalists_there_is_no_winner() -> None:
 
 
 def test_one_that_cannot_be_timed_any_more_drops_out() -> None:
-    def time_one(config: Config, regime: Regime) -> Spell:
+    def time_one(config: Config, regime: Regime) -> Timing:
         if config == A:
             raise LaunchError("too many resources requested for launch")
         return constant({B: 3.0})(config, regime)
@@ -101,7 +101,7 @@ def test_one_that_cannot_be_timed_any_more_drops_out() -> None:
 
 
 def test_without_room_for_the_other_regime_the_deciding_one_goes_on() -> None:
-    def time_one(config: Config, regime: Regime) -> Spell:
+    def time_one(config: Config, regime: Regime) -> Timing:
         if regime == "cold":
             raise LaunchError("out of memory")
         return constant({A: 2.0, B: 3.0})(config, regime)
@@ -113,7 +113,7 @@ def test_without_room_for_the_other_regime_the_deciding_one_goes_on() -> None:
 
 
 def test_a_lost_gpu_decides_nothing() -> None:
-    def time_one(config: Config, regime: Regime) -> Spell:
+    def time_one(config: Config, regime: Regime) -> Timing:
         raise DeviceLost("an illegal memory access was encountered")
 
     with pytest.raises(DeviceLost):
@@ -201,15 +201,15 @@ def test_a_throttled_spell_of_the_best_does_not_cost_it_the_victory() -> None:
     hot = replace(CALM, sm_mhz=900, reasons=frozenset(("thermal slowdown",)))
     taken = 0
 
-    def measure(config: Config) -> Timing:
+    def time_one(config: Config, regime: Regime) -> Timing:
         nonlocal taken
         taken += 1
         gauge.now = hot if taken <= 20 else CALM
         slow = 2.0 if taken <= 20 else 1.0
-        return Timing((slow * {A: 2.0, B: 2.5}[config],), 1)
+        return Timing((slow * {A: 2.0, B: 2.5}[config],), 1, regime)
 
     watch = watch_over(gauge)
-    finals = run(lambda config, regime: watch.take(lambda: measure(config)), [entrant(A), entrant(B)])
+    finals = run(time_one, [entrant(A), entrant(B)], watch=watch)
     assert finals.winner == A
     assert finals.finalists[0].times["warm"].high == 2.0
     assert any("discarded and taken again: thermal slowdown" in clause for clause in watch.drain().said())
@@ -262,14 +262,14 @@ def test_on_the_card_the_finals_repeat_themselves(cuda_executor: CudaExecutor) -
     configs = [make_config("row_warp"), make_config("row_shared"), make_config("row_thread")]
     sources = [render(problem, config) for config in configs]
     programs = {source.config: cuda_executor.compile(source) for source in sources}
-    inputs, watch = read_only(random_inputs(512, 64, 64)), open_watch(cuda_executor.bus_id)
+    inputs = read_only(random_inputs(512, 64, 64))
     entrants = [Entrant.of(source.config, source.plan, 512, cuda_executor.limits.sms) for source in sources]
 
-    def time_one(config: Config, regime: Regime) -> Spell:
-        return watch.take(lambda: programs[config].time(inputs, ALL_GRADIENTS, samples=20, budget_s=0.05, regime=regime))
+    def time_one(config: Config, regime: Regime) -> Timing:
+        return programs[config].time(inputs, ALL_GRADIENTS, samples=20, budget_s=0.05, regime=regime)
 
     for regime in ("warm", "cold"):
-        found = [run(time_one, entrants, regime=regime) for _ in range(3)]
+        found = [run(time_one, entrants, regime=regime, watch=open_watch(cuda_executor.bus_id)) for _ in range(3)]
         medians = [next(one.times[regime].median for one in finals.finalists if one.config == finals.winner) for finals in found]
         assert max(medians) <= 1.03 * min(medians), [finals.as_json() for finals in found]
         assert all(one.times["cold"].median > 0.95 * one.times["warm"].median for finals in found for one in finals.finalists)

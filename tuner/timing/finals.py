@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -25,8 +26,9 @@ from codegen.config import Config
 from codegen.plan import Plan
 from codegen.space import parse_config
 from tuner.errors import DeviceLost, LaunchError
+from tuner.executors import Timing
 from tuner.records import Record
-from tuner.timing.health import Spell
+from tuner.timing.health import Spell, Watch
 from tuner.timing.regimes import REGIMES, Regime, deciding_first
 from tuner.timing.stats import LEVEL, Summary, interval
 
@@ -42,8 +44,8 @@ TIE_BAND = 0.01
 CLOCK_DROP = 0.03
 """A clock lower than a finalist's usual one by more than this share counts as lowered."""
 
-TimeOne = Callable[[Config, Regime], Spell]
-"""Times one finalist in a regime, watched (`Watch.take`). Raises LaunchError where it cannot be timed any more."""
+TimeOne = Callable[[Config, Regime], Timing]
+"""Times one finalist in a regime. Raises LaunchError where it cannot be timed any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ Spells = Mapping[Regime, Sequence[Spell]]
 
 
 def run(time_one: TimeOne, entrants: Sequence[Entrant], *, regime: Regime = "warm", rounds: int = ROUNDS, least_us: float = 0.0,
-        enough: Callable[[], bool] = lambda: False,
+        watch: Watch | None = None, enough: Callable[[], bool] = lambda: False,
         on_round: Callable[[int, int], None] = lambda done, total: None) -> Finals:
     """Times the finalists in turns and decides.
 
@@ -145,13 +147,14 @@ def run(time_one: TimeOne, entrants: Sequence[Entrant], *, regime: Regime = "war
         regime: which decides. Both are timed; one that cannot be timed in the other has no times there.
         rounds: how many.
         least_us: no call takes less, so a shorter time is not believed.
+        watch: over the GPU; None: nothing is watched. What it counts is not among what the finals say.
         enough: asked after each round, the first included, whether time is up.
         on_round: told before each round how many are done, and of how many.
 
     Raises:
         DeviceLost: the GPU was lost; nothing is decided.
     """
-    table = _Table(time_one, entrants, regime)
+    table = _Table(time_one, watch or Watch(), entrants, regime)
     done = 0
     while done < rounds and table.spells and not (done and enough()):
         on_round(done, rounds)
@@ -168,8 +171,9 @@ class _Table:
         failed: why the others could not.
     """
 
-    def __init__(self, time_one: TimeOne, entrants: Sequence[Entrant], regime: Regime) -> None:
+    def __init__(self, time_one: TimeOne, watch: Watch, entrants: Sequence[Entrant], regime: Regime) -> None:
         self._time_one = time_one
+        self._watch = watch
         self._regime = regime
         self.spells: dict[Entrant, dict[Regime, list[Spell]]] = {
             entrant: {name: [] for name in deciding_first(regime)} for entrant in entrants}
@@ -181,7 +185,7 @@ class _Table:
         for entrant in reversed(entrants) if backwards else entrants:
             for regime in list(self.spells[entrant]):
                 try:
-                    spell = self._time_one(entrant.config, regime)
+                    spell = self._watch.take(partial(self._time_one, entrant.config, regime))
                 except DeviceLost:
                     raise
                 except LaunchError as error:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from tuner.errors import ToolchainError
 from tuner.executors import Timing
-from tuner.timing.clocks import PATIENCE_SECONDS
 from tuner.timing.tally import Tally
 
 POWER_LIMIT = "power limit"
@@ -32,8 +31,8 @@ PERIOD_SECONDS = 0.01
 ATTEMPTS, PAUSE_SECONDS = 3, 0.5
 """A disturbed spell is taken so often in all; before each more the GPU cools so long, or is left to whoever else wants it."""
 
-EXTRA_SECONDS = ATTEMPTS * PATIENCE_SECONDS + (ATTEMPTS - 1) * PAUSE_SECONDS
-"""A watched spell may take so much longer than its attempts' samples: each warms the clocks first."""
+MOST_PAUSED_SECONDS = 10.0
+"""Pauses of one watch in all. What disturbs for longer stays, and waiting would only take the time for measuring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +78,6 @@ class Spell:
     capped: bool = False
     sm_mhz: float | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """The spell as JSON values; `from_json` reads it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Spell:
-        """Raises KeyError, TypeError: the values have another form."""
-        timing = values["timing"]
-        return cls(**{**values, "timing": Timing(**{**timing, "samples": tuple(timing["samples"])})})
-
 
 class Watch:
     """Watches a GPU while it is timed, and counts what there is to say of it.
@@ -104,6 +93,7 @@ class Watch:
         self._gauge = gauge
         self._absent = absent
         self._pause = pause
+        self._paused = 0.0
         self._tally = Tally(absent=absent)
 
     def take(self, measure: Callable[[], Timing], attempts: int = ATTEMPTS) -> Spell:
@@ -114,9 +104,10 @@ class Watch:
         """
         spell = self._spell(measure)
         for _ in range(attempts - 1):
-            if spell.disturbed is None:
+            if spell.disturbed is None or self._paused >= MOST_PAUSED_SECONDS:
                 break
             self._tally.discarded[spell.disturbed] += 1
+            self._paused += PAUSE_SECONDS
             self._pause(PAUSE_SECONDS)
             spell = self._spell(measure)
         if spell.disturbed is not None:
