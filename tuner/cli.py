@@ -18,7 +18,7 @@ from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
-from tuner.choose import EXECUTORS, open_executor
+from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
 from tuner.errors import InputError, InputTypeError, TunerError
 from tuner.executors import Executor
@@ -29,6 +29,7 @@ from tuner.publish import Folder, Published
 from tuner.timing.regimes import REGIMES
 from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, Request, TuningRun
 from tuner.wording import share_of_floor, time_text
+from tuner.workers.pool import Workers
 
 TARGET = "sm_90"
 
@@ -101,14 +102,14 @@ def _tune(options: argparse.Namespace, command: str) -> int:
         options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command,
         param_dtype=options.param_dtype, accuracy=options.accuracy, regime=options.regime)
     request.problem()
-    with closing(open_executor(options.executor, options.target or TARGET)) as executor:
+    with closing(open_isolated(options.executor, options.target or TARGET)) as executor:
         if executor.measures and options.target is not None:
             print(f"tuner: --target is ignored, since kernels are measured on {executor.device}; it is for --executor host",
                   file=sys.stderr)
         return _run(request, executor, options.out)
 
 
-def _run(request: Request, executor: Executor, out: Path | None) -> int:
+def _run(request: Request, executor: Executor | Workers, out: Path | None) -> int:
     run = TuningRun(request, executor)
     console, errors = Console(), Console(stderr=True)
     interrupted = False
@@ -132,7 +133,7 @@ def _run(request: Request, executor: Executor, out: Path | None) -> int:
     return OK
 
 
-def _default_folder(executor: Executor, request: Request) -> Path:
+def _default_folder(executor: Executor | Workers, request: Request) -> Path:
     """reports/<device>/<shape>-<dtype>, and what else sets the run apart from an ordinary one."""
     problem = request.problem()
     parts = [request.shape.slug, problem.dtype]

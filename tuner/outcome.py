@@ -11,8 +11,7 @@ from codegen.problem import Problem
 from tuner.costmodel import floor_us
 from tuner.records import Record, RunInfo, Status
 
-REJECTED = frozenset(
-    (Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG, Status.IMPLAUSIBLE, Status.SLOWER, Status.SPILLS))
+REJECTED = frozenset(Status) - {Status.OK, Status.REFUSED, Status.NOT_RUN}
 """What becomes of a candidate that was tried and may not win. One that is slower is not wrong as far as it was looked at: where
 validating takes long, what cannot win is not validated."""
 

@@ -52,6 +52,7 @@ class CudaExecutor:
     Args:
         device_index: which GPU, from 0.
         store: where compiled kernels are kept; None: the default store.
+        limits: where another executor for this GPU has found them out, so that they are the same here.
 
     Raises:
         ToolchainError: there is no such GPU, no PyCUDA or no nvcc, or nvcc does not know the GPU.
@@ -60,7 +61,7 @@ class CudaExecutor:
     name = "cuda"
     measures = True
 
-    def __init__(self, device_index: int = 0, store: Store | None = None) -> None:
+    def __init__(self, device_index: int = 0, store: Store | None = None, limits: Limits | None = None) -> None:
         self._gpu = open_gpu(device_index)
         self._arch = architecture(self._gpu.compute_capability)
         self._nvcc = find_nvcc(self._arch)
@@ -72,7 +73,7 @@ class CudaExecutor:
         self.slug = slug(self.device)
         table = known(self.device, self._gpu.compute_capability, self._gpu.attribute("MULTIPROCESSOR_COUNT"))
         self.rates: Literal["table", "measured"] = "measured" if table is None else "table"
-        self.limits: Limits = read_limits(
+        self.limits: Limits = limits or read_limits(
             self.device, self._gpu.compute_capability, self._gpu.attribute,
             copy_tbps=self.measure_copy_tbps() if table is None else table.copy_tbps,
             launch_us=self.measure_launch_us() if table is None else table.launch_us)
