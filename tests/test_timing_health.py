@@ -132,7 +132,7 @@ def test_what_processes_counted_adds_up() -> None:
     gauge.now = CALM
     first.take(lambda: TIMING)
     second.take(lambda: replace(TIMING, settled=False))
-    for watch in (first, second):
+    for watch in (second, first):
         total.add(Tally.from_json(json.loads(json.dumps(watch.drain().as_json()))))
     assert total.said() == (
         "nothing watched the GPU's clocks, heat and other users (there is no NVML)",
