@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen import reduction
-from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES, products
+from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES, WHOLE, matrix_steps
 from codegen.dtypes import CLASS_ERRORS
 from codegen.expr import ONE, ROWS, Expr, ceil_div, const, maximum, minimum
 from codegen.gemm_tiles import Tiles, sizes_of
@@ -16,8 +16,8 @@ _UNPROMOTED = 512
 """Depth of a sum on tensor cores that keeps the accuracy of float32 (measured on an H200: 1.8e-6 of the 2e-6 allowed)."""
 
 _TRUNCATIONS = 3 * 256
-"""Products times depth between promotions that keep it: every product truncates the sum once for each step in depth, and errors
-grow with the number (measured on an H200: 3.3e-6 at 6 * 512, 9.9e-7 at 3 * 256, 5.3e-7 at 3 * 128)."""
+"""Products over a depth of 16, times depth between promotions, that keep it: every product truncates the sum once, and errors grow
+with the number (measured on an H200: 3.3e-6 at 6 * 512, 9.9e-7 at 3 * 256, 5.3e-7 at 3 * 128)."""
 
 _SPLIT_AGAIN = 8
 """How often values may be taken apart anew: as often, writing and reading their planes takes as long."""
@@ -143,8 +143,21 @@ def _unscaled(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _wrong_stages(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if params["split"] == "loop" and problem.dtype == "float32" and params["stages"] != 2:
+    copied = problem.dtype != "float32" or params["arithmetic"] in WHOLE
+    if params["split"] == "loop" and not copied and params["stages"] != 2:
         return f"split=loop stores the next step of depth alone ahead, not stages={params['stages']}; take stages=2"
+    return None
+
+
+def _nothing_to_split(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["arithmetic"] in WHOLE and params["split"] != "loop":
+        return f"arithmetic={params['arithmetic']} reads x, dy and w as they are; there are no planes to make first, take split=loop"
+    return None
+
+
+def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if (params["arithmetic"] == "ffma") != (params["depth"] == 16):
+        return f"arithmetic={params['arithmetic']} does not go with depth={params['depth']}; ffma takes 16, the others more"
     return None
 
 
@@ -205,7 +218,7 @@ def _inexact(problem: Problem, params: Params) -> str | None:
     if CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"arithmetic={arithmetic} meets the accuracy class {FINEST_CLASS[arithmetic]}, not {problem.accuracy}"
     promote = number(params, "promote")
-    if problem.accuracy == "fp32" and promote * products(arithmetic) > _TRUNCATIONS:
+    if problem.accuracy == "fp32" and promote * matrix_steps(arithmetic) > _TRUNCATIONS:
         return f"truncates sums of {arithmetic} more often in a depth of {promote} than the accuracy of float32 bears"
     if problem.accuracy == "fp32" and not promote and max(problem.rows, problem.out) > _UNPROMOTED:
         return f"sums on tensor cores lose the accuracy of float32 after a depth of {_UNPROMOTED}; take promote=128"
@@ -286,16 +299,17 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="gemm_mma",
     summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
-    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "loop"),
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16", "tf32x3", "tf32", "ffma"), "split": ("first", "loop"),
              "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
-             "promote": (64, 128, 256, 0), "depth": (32, 64), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
+             "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
              "parts": (1, 2, 3, 4, 8, 16, 32, 64), "finish": ("second", "epilogue"), "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 128, "depth": 64,
               "stages": 3, "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
              Clash(("tile", "finish"), _beyond_tile),
-             Clash(("arithmetic", "promote"), _unscaled), Clash(("split", "stages"), _wrong_stages),
+             Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages), Clash(("arithmetic", "split"), _nothing_to_split),
+             Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), _mismatched),
              Clash(("arithmetic", "split", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),
