@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen import reduction
-from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES
+from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES, WHOLE
 from codegen.dtypes import CLASS_ERRORS
 from codegen.expr import ONE, ROWS, Expr, ceil_div, const, maximum, minimum
 from codegen.gemm_tiles import Tiles, sizes_of
@@ -44,13 +44,13 @@ def _needs(problem: Problem) -> tuple[bool, bool, bool]:
 def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
     """Whether gemm_prepare reads dy, and whether w: for planes, for scales, and dy for db."""
     dn, g, db = _needs(problem)
-    dy = (tiles.splits_first and tiles.holds_dy) or (tiles.scaled and (dn or g)) or (db and not _multiplies_db(problem, tiles))
+    dy = (tiles.splits_first and tiles.holds_dy) or (tiles.scaled and (dn or g)) or (db and not _multiplies_db(problem))
     return dy, dn and (tiles.scaled or (tiles.splits_first and problem.param_dtype == "float32"))
 
 
-def _multiplies_db(problem: Problem, tiles: Tiles) -> bool:
+def _multiplies_db(problem: Problem) -> bool:
     """Whether db comes from products of dy with ones, beside those of G: the tensor cores read 16-bit dy as it is."""
-    return not tiles.holds_dy and _needs(problem)[1]
+    return problem.dtype != "float32" and _needs(problem)[1]
 
 
 def _finishes_rows(problem: Problem, params: Params) -> bool:
@@ -98,7 +98,7 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
     elif tiles.splits_first and tiles.holds_dy and (dn or g):
         buffers.append(Buffer("dy_planes", dy_planes, plane))
     if db:
-        db_parts = parts if _multiplies_db(problem, tiles) else tiles.row_parts
+        db_parts = parts if _multiplies_db(problem) else tiles.row_parts
         buffers.append(Buffer("db_parts", db_parts * tiles.out_pitch))
     if "dw" in sums:
         buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))
@@ -148,8 +148,21 @@ def _unscaled(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _wrong_stages(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if params["split"] == "loop" and problem.dtype == "float32" and params["stages"] != 2:
+    copied = problem.dtype != "float32" or params["arithmetic"] in WHOLE
+    if params["split"] == "loop" and not copied and params["stages"] != 2:
         return f"split=loop stores the next step of depth alone ahead, not stages={params['stages']}; take stages=2"
+    return None
+
+
+def _nothing_to_split(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["arithmetic"] in WHOLE and params["split"] != "loop":
+        return f"arithmetic={params['arithmetic']} reads x, dy and w as they are; there are no planes to make first, take split=loop"
+    return None
+
+
+def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if (params["arithmetic"] == "ffma") != (params["depth"] == 16):
+        return f"arithmetic={params['arithmetic']} does not go with depth={params['depth']}; ffma takes 16, the others more"
     return None
 
 
@@ -210,7 +223,7 @@ def _inexact(problem: Problem, params: Params) -> str | None:
     if CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"arithmetic={arithmetic} meets the accuracy class {FINEST_CLASS[arithmetic]}, not {problem.accuracy}"
     depth = number(params, "promote") or max(problem.rows, problem.out)
-    if problem.accuracy == "fp32" and depth > _EXACT_DEPTH:
+    if problem.accuracy == "fp32" and arithmetic != "ffma" and depth > _EXACT_DEPTH:
         return f"sums on tensor cores lose the accuracy of float32 in a depth of {depth}; take promote={_EXACT_DEPTH}"
     return None
 
@@ -292,16 +305,17 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="gemm_mma",
     summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
-    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "loop"),
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16", "tf32x3", "tf32", "ffma"), "split": ("first", "loop"),
              "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
-             "promote": (64, 128, 256, 0), "depth": (32, 64), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
+             "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
              "parts": (1, 2, 3, 4, 8, 16, 32, 64), "finish": ("second", "epilogue"), "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 64, "depth": 64,
               "stages": 3, "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
              Clash(("tile", "finish"), _beyond_tile),
-             Clash(("arithmetic", "promote"), _unscaled), Clash(("split", "stages"), _wrong_stages),
+             Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages), Clash(("arithmetic", "split"), _nothing_to_split),
+             Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), _mismatched),
              Clash(("arithmetic", "split", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),
