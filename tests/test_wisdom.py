@@ -184,6 +184,13 @@ def test_warm_times_go_before_cold_ones(book: Book) -> None:
     assert known(book, 64) == parse_config(ATOMIC)
 
 
+def test_only_this_very_problem_counts_as_exact(book: Book) -> None:
+    book.add(key(), [point(64, TWO_PASSES, 5.0), point(64, ATOMIC, 4.0), point(64, ONE_BLOCK, 3.0, source="")])
+    assert recall.exact(problem(64), GPU, book) == parse_config(ATOMIC)
+    assert recall.exact(problem(65), GPU, book) is None
+    assert recall.exact(problem(64, wants=frozenset({"dx"})), GPU, book) is None
+
+
 # --- the digest of a kernel's source -----------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,10 @@ from codegen.problem import Shape
 from tests.fake_gpu import FakeGpu
 from tests.test_wisdom import ATOMIC, ONE_BLOCK, TWO_PASSES, key, point
 from tuner import cli
+from tuner.bench.floors import Floor, Rates
+from tuner.bench.measure import Spread
+from tuner.bench.results import Case, Entry, Results, Row, Setting
+from tuner.bench.shapes import NamedShape
 from tuner.records import write_text
 from tuner.report import best_json
 from tuner.tuning import Request, TuningRun
@@ -67,12 +70,15 @@ def best(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def bench_json(**changes: Any) -> str:
-    row = {"name": "mine", "shape": "4,16,64,64", "dtype": "float32", "accuracy": "fp32", "config": TWO_PASSES,
-           "ours": {"warm": {"median": 4.5, "iqr": 0.1, "samples": 40, "noise": 0.0}, "cold": None, "errors": {}, "note": None}}
-    unmeasured = {**row, "shape": "4,17,64,64", "ours": {"warm": None}}
-    setting = {"device": "NVIDIA H200", "date": "2026-01-02T03:04:05+00:00", "version": "abc"}
-    return json.dumps({"schema": 1, "setting": setting, "rows": [row, unmeasured, {**row, "config": None}], **changes})
+def bench_json(device: str = "NVIDIA H200", version: str = "abc") -> str:
+    """A benchmark of which one row was measured, in its second part."""
+    rates = Rates(4.0, 0.5, 800.0)
+    setting = Setting("bench", "2026-01-02T03:04:05+00:00", version, device, {}, 0, 20, (), rates)
+    floor = Floor(1.0, None, 0.5)
+    case = Case.of(NamedShape("mine", Shape(4, 16, 64, 64)), "float32", "fp32")
+    measured = Row(case, floor, Entry(Spread(4.5, 0.1, 40, 0.0)), TWO_PASSES, "known", "timed", part=1)
+    rows = (measured, replace(measured, ours=Entry()), replace(measured, config=None))
+    return json.dumps(Results((replace(setting, version="first"), setting), rows).as_json())
 
 
 # --- list --------------------------------------------------------------------------------------------------------------------
@@ -186,8 +192,8 @@ def test_a_benchmark_is_imported(capsys: Streams, root: Path, tmp_path: Path) ->
 def test_results_of_this_very_revision_are_trusted(capsys: Streams, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                    revision: str, known: bool) -> None:
     monkeypatch.setenv("LNL_REVISION", revision)
-    setting = {"device": "NVIDIA H200", "date": "", "version": "abc" if known or revision == "abd" else revision}
-    (tmp_path / "bench.json").write_text(bench_json(setting=setting))
+    version = "abc" if revision in ("abc", "abd") else revision
+    (tmp_path / "bench.json").write_text(bench_json(version=version))
     assert wisdom(capsys, "import", tmp_path / "bench.json")[0] == 0
     ((_, (found,)),) = content(Book(root)).items()
     assert bool(found.source) == known
@@ -220,9 +226,9 @@ def test_files_can_become_an_export_without_being_imported(capsys: Streams, root
 ])
 def test_mistakes_are_one_sentence(capsys: Streams, root: Path, tmp_path: Path, best: Path, arguments: str, said: str) -> None:
     files = {
-        "TEXT": "text", "OTHER": "[]", "BENCH": bench_json(schema=99),
+        "TEXT": "text", "OTHER": "[]", "BENCH": bench_json().replace('"schema": 2', '"schema": 99'),
         "LATER": json.dumps({"schema": 99, "key": {}, "points": []}),
-        "UNKNOWN": bench_json(setting={"device": "NVIDIA Other", "date": "", "version": ""}),
+        "UNKNOWN": bench_json("NVIDIA Other"),
         "BROKEN": json.dumps({"schema": 1, "key": {"gpu": "x"}, "points": []}),
         "LOST": json.dumps({**json.loads(best.read_text()), "winner": None})}
     for name, text in files.items():

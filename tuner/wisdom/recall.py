@@ -59,6 +59,13 @@ def known(problem: Problem, executor: Executor, book: Book) -> Config | None:
     return None
 
 
+def exact(problem: Problem, executor: Executor, book: Book) -> Config | None:
+    """The fastest config measured, warm, for this very problem on this executor's device; None where none was."""
+    key = key_of(problem, executor.device, executor.limits.arch, "warm")
+    found = _either_side(problem, key, [point for point in book.points(key) if point.rows == problem.rows], executor.limits)
+    return found[0].parsed if found else None
+
+
 def seeds(info: RunInfo, space: Space, book: Book | None = None) -> list[Config]:
     """The configs a run should try first: winners of like runs on the same GPU, those for the very same question first, then
     those of near row counts, whatever sources their times are of. None where the run only predicts: it ranks every config itself.

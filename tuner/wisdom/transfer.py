@@ -11,8 +11,8 @@ from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.limits import TARGETS, target
-from codegen.problem import Problem, Shape
 from codegen.space import why_refused
+from tuner.bench.results import Results
 from tuner.errors import InputError
 from tuner.known import read_best
 from tuner.provenance import version
@@ -21,9 +21,6 @@ from tuner.wisdom.book import Book, merged, write
 from tuner.wisdom.points import SCHEMA, Entry, Key, OtherSchema, Point
 from tuner.wisdom.recall import key_of, learned
 from tuner.wisdom.source import source_digest
-
-BENCH_SCHEMA = 1
-"""The version of bench.json that is read."""
 
 
 def gather(paths: Iterable[Path], trust: bool = False) -> list[Entry]:
@@ -103,7 +100,7 @@ def _of_file(path: Path) -> list[Entry]:
         return list(reader(path, values))
     except OtherSchema as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-    except (InputError, CodegenError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (InputError, CodegenError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged, or of another version: {error}") from error
 
 
@@ -125,18 +122,12 @@ def _best(path: Path, values: Mapping[str, Any]) -> Iterator[Entry]:
 
 def _bench(path: Path, values: Mapping[str, Any]) -> Iterator[Entry]:
     """Our kernels' warm times; the cold ones are not of the kernels that are best when cold."""
-    if values["schema"] != BENCH_SCHEMA:
-        raise InputError(f"it has schema version {values['schema']}, and this program reads {BENCH_SCHEMA}")
-    setting = values["setting"]
-    arch = _architecture(setting["device"])
-    for row in values["rows"]:
-        warm = row["ours"]["warm"]
-        if row["config"] is None or warm is None:
-            continue
-        shape = Shape.parse(row["shape"])
-        problem = Problem.of(shape, dtype=row["dtype"], accuracy=row["accuracy"])
-        point = Point(shape.rows, row["config"], warm["median"], None, setting["date"], setting["version"], row.get("source", ""))
-        yield Entry(key_of(problem, setting["device"], arch, "warm"), (point,))
+    results = Results.from_json(values)
+    for row in results.rows:
+        if row.config is not None and row.ours.warm is not None:
+            setting, problem = results.parts[row.part], row.case.problem
+            key = key_of(problem, setting.device, _architecture(setting.device), "warm")
+            yield Entry(key, (Point(problem.rows, row.config, row.ours.warm.median, None, setting.date, setting.version),))
 
 
 def _architecture(device: str) -> str:
@@ -156,6 +147,6 @@ def _sourced(key: Key, point: Point) -> Point:
 
 
 _READERS: Mapping[tuple[str, ...], Callable[[Path, Mapping[str, Any]], Iterator[Entry]]] = {
-    ("wisdom",): _export, ("key", "points"): _entry, ("run", "winner"): _best, ("setting", "rows"): _bench,
+    ("wisdom",): _export, ("key", "points"): _entry, ("run", "winner"): _best, ("parts", "rows"): _bench,
 }
 """By the names that tell kinds of files apart."""
