@@ -192,8 +192,9 @@ class Lane:
     def _ended(self, error: Exception) -> None:
         self.worker = None
         self._ends += 1
-        if self._ends == ENDS:
-            raise DeviceLost(f"{ENDS} processes in a row that were to run kernels ended at once; the last {error}") from error
+        if self._ends >= ENDS:
+            raise DeviceLost(f"{self._ends} processes in a row that were to run kernels ended at once; the last {error}"
+                             ) from error
 
     def kill(self) -> None:
         """From any thread: what is being waited for ends."""
