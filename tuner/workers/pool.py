@@ -287,7 +287,7 @@ class IsolatedJudge:
         if "tally" in reply:
             self._tally.add(Tally.from_json(reply["tally"]))
         if "record" in reply:
-            return Record.from_json(reply["record"])
+            return replace(Record.from_json(reply["record"]), config=record.config)  # one object, however many records name it
         if "memory" in reply:
             return replace(record, status=Status.OUT_OF_MEMORY, reason=reply["memory"])
         return replace(record, status=Status.CRASH, reason=reply["lost"])
