@@ -124,7 +124,7 @@ def test_a3_each_bad_candidate_costs_itself_alone(opened: Open) -> None:
     count = len(names) + 4
     result = tuned(opened(plants), trials=count)
     found = tried(result)
-    assert {names[index]: found[config].status for index, config in enumerate(plants)} == EXPECTED
+    assert {name: found[config].status for config, name in plants.items()} == EXPECTED
     others = [config for config in RANKED[:count] if EXPECTED.get(plants.get(config, ""), Status.OK) is Status.OK]
     assert all(found[config].status is Status.OK for config in others)
     assert result.winner is not None and result.winner.config == others[0]
