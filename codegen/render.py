@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from codegen.arithmetic import PLANES
+from codegen.arithmetic import PLANES, WHOLE
 from codegen.config import Config
 from codegen.dtypes import CXX_TYPES, dtype_words
 from codegen.glossary import MEANINGS
@@ -64,7 +64,7 @@ def render(problem: Problem, config: Config) -> Source:
     named = constants(problem, variant, params)
     text = prune(render_template(
         variant.template, variant=variant, problem=problem, config=config, gradients=GRADIENTS, constants=named,
-        meanings=MEANINGS, sections=sections(problem), cxx_types=CXX_TYPES, planes=PLANES,
+        meanings=MEANINGS, sections=sections(problem), cxx_types=CXX_TYPES, planes=PLANES, whole_values=WHOLE,
         dtype_words=dtype_words(problem.dtype, problem.param_dtype), short_types=short_types(problem, plan),
         params_declaration=declaration(plan), reduction=params["reduction"], identity=named.get("IDENTITY", 0),
     ))

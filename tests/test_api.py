@@ -273,7 +273,7 @@ def test_names_are_a_list_or_a_text_with_commas() -> None:
 
 def test_an_executor_that_was_opened_for_a_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
-    monkeypatch.setattr(tuning, "open_executor", lambda name, target, store: gpu)
+    monkeypatch.setattr(tuning, "open_isolated", lambda name, target, store: gpu)
     tuner.tune("4,4,8,16", variants="row_thread", trials=1)
     assert gpu.closed == 1
     tuner.tune("4,4,8,16", variants="row_thread", trials=1, executor=gpu)

@@ -14,7 +14,7 @@ import pytest
 
 from codegen.problem import GRADIENTS, Shape
 from codegen.space import parse_config
-from tests.fake_bench import FakeArena, FakePeer, RatedGpu, fake_place
+from tests.fake_bench import FakeArena, FakePeer, RatedGpu
 from tests.fake_gpu import failing_launch
 from tuner import cli
 from tuner.bench import cli as bench_cli
@@ -42,7 +42,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]
     monkeypatch.setattr(Tuning, "request", lambda tuning, case: replace(request(tuning, case), variants=("row_thread",)))
 
     def run(*arguments: str, gpu: Executor | None = None, arena: FakeArena | None = None) -> int:
-        monkeypatch.setattr(bench_cli, "open_gpu", lambda: (gpu or RatedGpu(), fake_place))
+        monkeypatch.setattr(bench_cli, "open_gpu", lambda: gpu or RatedGpu())
         if arena is None:
             monkeypatch.setattr(bench_cli, "open_torch", without_torch)
         else:
@@ -66,7 +66,8 @@ def found(tmp_path: Path) -> tuple[dict[str, Any], str]:
 
 
 def test_every_shape_is_tuned_timed_and_compared(bench: Callable[..., int], tmp_path: Path) -> None:
-    gpu, arena = RatedGpu(times=lambda config: 10.0), FakeArena()
+    # Among equal times the kernel of fewest launches wins; here one that needs several is faster.
+    gpu, arena = RatedGpu(times=lambda config: 20.0 if config["reduction"] == "single_block" else 10.0), FakeArena()
     assert bench(gpu=gpu, arena=arena) == 0
     values, page = found(tmp_path)
     assert values["schema"] == 2

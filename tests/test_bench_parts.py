@@ -1,4 +1,4 @@
-"""The benchmark's parts: shapes, clocks, floors."""
+"""The benchmark's parts: shapes, spreads, floors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from codegen.problem import Problem, Shape
-from tests.fake_bench import FakeStream, RatedGpu
+from tests.fake_bench import RatedGpu
 from tuner.bench.floors import Floor, Rates
-from tuner.bench.measure import BUDGET_SECONDS, CLOCK_SECONDS, LEAST_SAMPLES, MAX_REPEATS, Spread, cold, count_within, warm
+from tuner.bench.measure import BUDGET_SECONDS, LEAST_SAMPLES, Spread, effort
 from tuner.bench.shapes import NAMED, parse_shapes
 from tuner.errors import InputError
 
@@ -67,45 +67,11 @@ def test_what_is_neither_name_nor_file_is_a_sentence(text: str, tmp_path: Path, 
         parse_shapes([text])
 
 
-def ticking(stream: FakeStream, us: float) -> None:
-    stream.now += us
-
-
-@pytest.mark.parametrize(("us", "repeats"), [(8.0, 13), (250.0, 1), (0.1, MAX_REPEATS)])
-def test_warm_times_are_of_one_call_whatever_stands_in_a_graph(us: float, repeats: int) -> None:
-    stream = FakeStream()
-    timing = warm(stream, lambda: ticking(stream, us), 7)
-    assert timing.repeats == repeats
-    assert timing.samples == pytest.approx((us,) * 7)
-    assert "flush" not in stream.log
-    assert stream.repeats == [1, repeats] and stream.open_graphs == 0
-
-
-def test_cold_times_hold_one_call_each_and_not_the_flush() -> None:
-    stream = FakeStream(flush_us=80.0)
-    timing = cold(stream, lambda: ticking(stream, 8.0), 7)
-    assert timing.samples == pytest.approx((8.0,) * 7) and timing.repeats == 1
-    assert stream.log[-14:] == ["flush", "replay"] * 7
-    assert stream.repeats == [1] and stream.open_graphs == 0
-
-
-def test_the_clocks_have_risen_before_the_first_sample() -> None:
-    stream = FakeStream()
-    began: list[float] = []
-
-    def work() -> None:
-        began.append(stream.now)
-        stream.now += 50.0
-
-    warm(stream, work, 5)
-    assert began[-5 * 2] >= 1e6 * CLOCK_SECONDS
-
-
 def test_long_calls_get_fewer_samples_but_some() -> None:
-    assert count_within(20, 1e6 * BUDGET_SECONDS / 100) == 20
-    assert count_within(20, 1e6 * BUDGET_SECONDS / 10) == 10
-    assert count_within(20, 1e7 * BUDGET_SECONDS) == LEAST_SAMPLES
-    assert count_within(2, 1e7 * BUDGET_SECONDS) == 2
+    assert effort(20).fitting(1e6 * BUDGET_SECONDS / 100) == 20
+    assert effort(20).fitting(1e6 * BUDGET_SECONDS / 10) == 10
+    assert effort(20).fitting(1e7 * BUDGET_SECONDS) == LEAST_SAMPLES
+    assert effort(2).fitting(1e7 * BUDGET_SECONDS) == 2
 
 
 def test_a_spread_covers_both_measurements_and_tells_them_apart() -> None:

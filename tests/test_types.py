@@ -177,7 +177,7 @@ class Refusing(FakeGpu):
 ])
 def test_types_and_class_name_the_folder_and_head_the_report(reports: Path, monkeypatch: pytest.MonkeyPatch, options: str,
                                                              folder: str, words: str) -> None:
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: Refusing())
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: Refusing())
     assert cli.main(["--shape", "4,4,8,16", "--variants", "row_warp", "--trials", "2", *options.split()]) == 1
     path = reports / "test" / f"4x4x8x16-{folder}"
     report = (path / "report.md").read_text()
@@ -188,7 +188,7 @@ def test_types_and_class_name_the_folder_and_head_the_report(reports: Path, monk
 
 def test_types_and_class_stand_in_everything_a_run_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                           capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: FakeGpu())
     assert cli.main(["--shape", "4,4,8,16", "--variants", "row_warp", "--trials", "2", "--out", str(tmp_path),
                      "--dtype", "float16", "--param-dtype", "float32"]) == 0
     words = "float16 with float32 parameters"

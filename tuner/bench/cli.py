@@ -18,7 +18,7 @@ from codegen.errors import CodegenError
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
 from tuner.bench.arena import Arena, TorchArena
 from tuner.bench.floors import RatedExecutor, Rates
-from tuner.bench.ours import Place, Tuning
+from tuner.bench.ours import Tuning
 from tuner.bench.peers import PEERS
 from tuner.bench.report import incomplete, row_text
 from tuner.bench.results import Case, Setting
@@ -90,26 +90,22 @@ def _bench(options: argparse.Namespace, command: str) -> int:
     cases = _cases(parse_shapes(options.shapes), options.dtypes, options.accuracy)
     for case in cases:
         tuning.request(case).problem()
-    executor, place = open_gpu()
-    with closing(executor):
+    with closing(open_gpu()) as executor:
         folder = options.out or reports_folder() / executor.slug
         check_folder(folder)
-        return _measure(executor, place, cases, chosen, folder, options.resume, command)
+        return _measure(executor, cases, chosen, folder, options.resume, command)
 
 
-def open_gpu() -> tuple[RatedExecutor, Place]:
-    """The GPU of this machine, and what puts a call of its programs in place.
+def open_gpu() -> RatedExecutor:
+    """The GPU of this machine.
 
     Raises:
         ToolchainError: there is none, or no compiler for it.
     """
     try:
-        executor = cast(RatedExecutor, open_executor("cuda"))
+        return cast(RatedExecutor, open_executor("cuda"))
     except ToolchainError as error:
         raise ToolchainError(f"{error}; without a GPU there is nothing to measure") from error
-    from tuner.executors.cuda_cold import placed
-
-    return executor, cast(Place, placed)
 
 
 def _peers(text: str) -> tuple[str, ...]:
@@ -142,8 +138,8 @@ def _cases(shapes: Sequence[NamedShape], dtypes: Sequence[str], accuracies: Sequ
     return [Case.of(named, dtype, accuracy) for dtype, accuracy in settings for named in shapes]
 
 
-def _measure(executor: RatedExecutor, place: Place, cases: Sequence[Case], options: Options, folder: Path,
-             resume: bool, command: str) -> int:
+def _measure(executor: RatedExecutor, cases: Sequence[Case], options: Options, folder: Path, resume: bool,
+             command: str) -> int:
     torch, absent = _torch(options)
     arena: Arena | None = None if torch is None else TorchArena(torch, executor.limits.l2_bytes)
     rates = Rates.measure(executor, None if torch is None else torch.matrix_tflops)
@@ -158,7 +154,7 @@ def _measure(executor: RatedExecutor, place: Place, cases: Sequence[Case], optio
     if absent is not None:
         errors.print(f"bench: no peers: {absent}", markup=False, soft_wrap=True)
     with errors.status("measuring") as status:
-        for row in Bench(executor, place, arena, rates, options, status.update).run(missing):
+        for row in Bench(executor, arena, rates, options, status.update).run(missing):
             sheet.add(row)
             console.print(row_text(row), markup=False, highlight=False, soft_wrap=True)
     if missing:

@@ -8,8 +8,8 @@ from itertools import groupby
 
 from codegen.dtypes import CLASS_ERRORS
 from codegen.problem import GRADIENTS
-from tuner.bench.measure import FLUSH_L2S, MIN_SAMPLE_US
 from tuner.bench.results import Entry, Results, Row, Setting
+from tuner.timing.measure import FLUSH_L2S, MIN_SAMPLE_US
 
 NOTHING = "–"
 

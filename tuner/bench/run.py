@@ -14,7 +14,7 @@ from tuner.bench.arena import Arena, Contestant, Judging, Opponents
 from tuner.bench.floors import Floor, Rates
 from tuner.bench.gap import known_gap
 from tuner.bench.measure import Spread
-from tuner.bench.ours import Kernel, Ours, Place, Tuning, choose
+from tuner.bench.ours import Kernel, Ours, Tuning, choose
 from tuner.bench.results import Case, Entry, Row
 from tuner.errors import DeviceLost, ToolchainError, TunerError
 from tuner.executors import Executor
@@ -78,17 +78,15 @@ class Bench:
 
     Args:
         executor: where kernels run and are timed.
-        place: puts a call in place, for timing with a cold cache.
         arena: where peers come from; None: nowhere.
         rates: what the floors are from.
         options: what the user chose.
         on_step: called with what is being done, before it is done.
     """
 
-    def __init__(self, executor: Executor, place: Place, arena: Arena | None, rates: Rates, options: Options,
+    def __init__(self, executor: Executor, arena: Arena | None, rates: Rates, options: Options,
                  on_step: Callable[[str], None] = lambda text: None) -> None:
         self._executor = executor
-        self._place = place
         self._arena = arena
         self._rates = rates
         self._options = options
@@ -127,7 +125,7 @@ class Bench:
         opponents = self._opponents(case, inputs)
         times = [_Times(peer) for peer in opponents.ready]
         if kernel is not None:
-            times.insert(0, _Times(Ours(kernel, problem, inputs, self._place, self._executor.limits.l2_bytes)))
+            times.insert(0, _Times(Ours(kernel, problem, inputs)))
         for _ in range(2):
             for contestant in times:
                 contestant.measure(self._options.samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from codegen.limits import Limits
@@ -31,6 +32,7 @@ class HostExecutor:
         slug: "predicted-sm_90": under what GPU's name its results are kept.
         measures: False.
         rates: "table".
+        bus_id: None.
         limits: of the GPU the sources are meant for; launches beyond them fail as they would there.
 
     Args:
@@ -46,6 +48,7 @@ class HostExecutor:
     name = "host"
     measures = False
     rates: Literal["table", "measured"] = "table"
+    bus_id: str | None = None
 
     def __init__(self, target: Limits, store: Store, compiler: Compiler | None = None) -> None:
         self.limits = target
@@ -56,6 +59,10 @@ class HostExecutor:
         self._files = build_runtime(self._compiler, store)
         self._runtime = Runtime(self._files.library)
 
+    def build(self, source: Source) -> None:
+        """Compiles into the store, and loads nothing: for a process that runs no kernel. Thread-safe; raises as `load`."""
+        self._build(source.text, _kernels(source))
+
     def load(self, text: str, kernels: Sequence[str]) -> Kernels:
         """Compiles any CUDA source of the form that `build_kernels` describes. Thread-safe.
 
@@ -63,17 +70,22 @@ class HostExecutor:
             CompileError: the compiler refused the source.
             ToolchainError: the compiler cannot be started, or the store cannot be written.
         """
-        library = build_kernels(self._compiler, self._store, self._files, text, kernels, fma=self._runtime.has_fma)
-        return Kernels(self._runtime, library, max_threads=self.limits.max_threads,
+        return Kernels(self._runtime, self._build(text, kernels), max_threads=self.limits.max_threads,
                        max_shared_bytes=self.limits.shared_per_block)
+
+    def _build(self, text: str, kernels: Sequence[str]) -> Path:
+        return build_kernels(self._compiler, self._store, self._files, text, kernels, fma=self._runtime.has_fma)
 
     def compile(self, source: Source) -> HostProgram:
         """As Executor.compile."""
-        names = dict.fromkeys(launch.kernel for launch in source.plan.launches)
-        return HostProgram(source, self.load(source.text, tuple(names)), self.limits.sms)
+        return HostProgram(source, self.load(source.text, _kernels(source)), self.limits.sms)
 
     def close(self) -> None:
         """Nothing is kept from one call to the next."""
+
+
+def _kernels(source: Source) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(launch.kernel for launch in source.plan.launches))
 
 
 class HostProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import math
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from codegen.tensors import BY_NAME
 from tuner.dtypes import FLOAT32, POISON, DType, as_bytes
-from tuner.errors import CompileError, LaunchError
+from tuner.errors import CompileError, LaunchError, OutOfMemory
 
 Layout = Literal["end", "begin", "shifted"]
 _LAYOUTS = {"end": 0, "begin": 1, "shifted": 1}
@@ -90,7 +91,7 @@ class Memory:
         """The address of a copy that kernels can read only.
 
         Raises:
-            LaunchError: there is not enough memory.
+            OutOfMemory: there is not enough memory.
         """
         return self._add(name, array.shape, array.dtype, np.ascontiguousarray(array))
 
@@ -98,7 +99,7 @@ class Memory:
         """The address of a buffer filled with NaN (see tuner.dtypes.POISON).
 
         Raises:
-            LaunchError: there is not enough memory.
+            OutOfMemory: there is not enough memory.
         """
         return self._add(name, shape, dtype, None)
 
@@ -112,7 +113,7 @@ class Memory:
         address: int | None = self._runtime.memory_add(
             self.handle, name.encode(), before + size, dtype.itemsize, pointer, message, _MESSAGE_BYTES)
         if address is None:
-            raise LaunchError(message.value.decode())
+            raise OutOfMemory(message.value.decode())
         address += before
         self.addresses[name] = address
         held = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
@@ -154,6 +155,11 @@ class Kernels:
         except OSError as error:
             raise CompileError(f"a compiled kernel cannot be loaded: {error}") from error
         self.params_bytes: int = ctypes.c_size_t.in_dll(self._library, "params_bytes").value
+
+    def __del__(self) -> None:
+        library = getattr(self, "_library", None)
+        if library is not None:  # ctypes never closes what it opened, and a run opens hundreds
+            _ctypes.dlclose(library._handle)
 
     def memory(self, layout: Layout = "end") -> Memory:
         """Fresh memory for one call."""
