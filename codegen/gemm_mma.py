@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen import reduction
-from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES, WHOLE, matrix_steps
+from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, WHOLE, matrix_steps
 from codegen.dtypes import CLASS_ERRORS
 from codegen.expr import ONE, ROWS, Expr, ceil_div, const, maximum, minimum
 from codegen.gemm_tiles import Tiles, sizes_of
@@ -16,8 +16,8 @@ _UNPROMOTED = 512
 """Depth of a sum on tensor cores that keeps the accuracy of float32 (measured on an H200: 1.8e-6 of the 2e-6 allowed)."""
 
 _TRUNCATIONS = 3 * 256
-"""Products over a depth of 16, times depth between promotions, that keep it: every product truncates the sum once, and errors grow
-with the number (measured on an H200: 3.3e-6 at 6 * 512, 9.9e-7 at 3 * 256, 5.3e-7 at 3 * 128)."""
+"""Products over a depth of 16, times depth between promotions, that keep it: every product truncates the sum once, and errors
+grow with the number (measured on an H200: 3.3e-6 at 6 * 512, 9.9e-7 at 3 * 256, 5.3e-7 at 3 * 128)."""
 
 _SPLIT_AGAIN = 8
 """How often values may be taken apart anew: as often, writing and reading their planes takes as long."""
@@ -154,7 +154,7 @@ def _wrong_stages(problem: Problem, params: Params, limits: Limits) -> str | Non
 
 def _nothing_to_split(problem: Problem, params: Params, limits: Limits) -> str | None:
     if params["arithmetic"] in WHOLE and params["split"] != "loop":
-        return f"arithmetic={params['arithmetic']} reads x, dy and w as they are; there are no planes to make first, take split=loop"
+        return f"arithmetic={params['arithmetic']} reads x, dy and w as they are: no planes are to be made first; take split=loop"
     return None
 
 
@@ -214,27 +214,30 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None  # all of it clashes
 
 
-def _chain(problem: Problem, params: Params) -> int:
+def _chain(problem: Problem, parts: int, promote: int) -> int:
     """The most terms that are added one after the other in float32: of dn, along OUT; of G, along one part of the rows."""
-    tiles, (dn, g, _) = Tiles.of(problem, params), _needs(problem)
-    part = -(-problem.rows // (tiles.part * number(params, "parts"))) * tiles.part
-    depth = max(problem.out if dn else 0, min(part, problem.rows) if g else 0)
-    return -(-depth // tiles.promote) if tiles.promote else depth
+    dn, g, _ = _needs(problem)
+    depth = max(problem.out if dn else 0, -(-problem.rows // parts) if g else 0)
+    return -(-depth // promote) if promote else depth
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
-    arithmetic = str(params["arithmetic"])
-    if (chain := _chain(problem, params)) > reduction.max_chain(problem):
-        return f"adds {chain} terms in one float32 chain, more than class {problem.accuracy} bears; take more parts or promote less often"
-    if problem.dtype != "float32":
-        return None
+    promote = number(params, "promote")
+    if problem.dtype == "float32" and (reason := _coarse(problem, str(params["arithmetic"]), promote)):
+        return reason
+    chain = _chain(problem, number(params, "parts"), promote)
+    if chain > reduction.max_chain(problem):
+        return f"adds {chain} terms in one float32 chain, more than class {problem.accuracy} bears; take more parts"
+    return None
+
+
+def _coarse(problem: Problem, arithmetic: str, promote: int) -> str | None:
     if CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"arithmetic={arithmetic} meets the accuracy class {FINEST_CLASS[arithmetic]}, not {problem.accuracy}"
-    promote = number(params, "promote")
-    if problem.accuracy == "fp32" and promote * matrix_steps(arithmetic) > _TRUNCATIONS:
+    truncations = matrix_steps(arithmetic)
+    if problem.accuracy == "fp32" and promote * truncations > _TRUNCATIONS:
         return f"truncates sums of {arithmetic} more often in a depth of {promote} than the accuracy of float32 bears"
-    truncated = matrix_steps(arithmetic) > 0
-    if problem.accuracy == "fp32" and truncated and not promote and max(problem.rows, problem.out) > _UNPROMOTED:
+    if problem.accuracy == "fp32" and truncations and not promote and max(problem.rows, problem.out) > _UNPROMOTED:
         return f"sums on tensor cores lose the accuracy of float32 after a depth of {_UNPROMOTED}; take promote=128"
     return None
 
@@ -258,7 +261,7 @@ def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
         return f"the accuracy class {problem.accuracy} needs no promotion; take promote=0"
     if arithmetic == "ffma" and params["stages"] != 3:
         return "stages of ffma are small, and products over one last long; stages=3 is enough and fits"
-    if arithmetic == "ffma" and promote != (0 if _chain(problem, {**params, "promote": 0}) <= reduction.CHAIN else 256):
+    if arithmetic == "ffma" and promote != (0 if _chain(problem, number(params, "parts"), 0) <= reduction.CHAIN else 256):
         return f"ordinary sums are cut where they are longer than {reduction.CHAIN} terms, and then by promote=256"
     if promote > 128 and promote >= 2 * max(problem.rows, problem.out):
         return f"no sum is as deep as promote={promote}; promote=128 does the same"
@@ -283,9 +286,8 @@ def _wasteful_order(problem: Problem, params: Params) -> str | None:
         return f"split=loop takes dy apart anew for each of {tiles.tiles_h} columns of tiles; split=first does it once"
     if parts > 1 and -(-problem.rows // tiles.part) < parts:
         return f"{problem.rows} rows make fewer than {parts} parts of {tiles.part}"
-    fewer = {**params, "parts": max(choice for choice in _PARTS if choice < max(parts, 2))}
-    short = _chain(problem, fewer) <= reduction.max_chain(problem)
-    if parts > 1 and short and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES:
+    if (parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES
+            and _chain(problem, _PARTS[_PARTS.index(parts) - 1], tiles.promote) <= reduction.max_chain(problem)):
         return f"fewer than {parts} parts already make enough tiles of G"
     if group > 4 and group * tiles.block_m >= 2 * max(problem.rows, problem.out):
         return f"group={group} is more than there are rows of tiles; group=4 does the same"
@@ -322,15 +324,15 @@ VARIANT = Variant(
     summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16", "tf32x3", "tf32", "ffma"), "split": ("first", "loop"),
              "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
-             "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
-             "parts": _PARTS, "finish": ("second", "epilogue"), "group": (8, 4)},
+             "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4),
+             "reduction": ("two_pass", "atomic", "direct"), "parts": _PARTS, "finish": ("second", "epilogue"), "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 128, "depth": 64,
               "stages": 3, "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
              Clash(("tile", "finish"), _beyond_tile),
-             Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages), Clash(("arithmetic", "split"), _nothing_to_split),
-             Clash(("arithmetic", "depth"), _wrong_depth),
+             Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split"), _nothing_to_split),
+             Clash(("arithmetic", "depth"), _wrong_depth), Clash(("arithmetic", "split", "stages"), _wrong_stages),
              Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), _mismatched),
              Clash(("arithmetic", "split", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),
