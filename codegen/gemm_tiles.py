@@ -13,8 +13,11 @@ from codegen.variant import Params, number, power_of_two, round_up
 PART = 256
 """Rows that share a partial sum of db where neither scales nor promotion say otherwise."""
 
-LEAST_PART = 128
-"""Rows that do at least, and columns of dy that share scales with them: fewer would make more scales than they are worth."""
+NARROW = 128
+"""Columns of x up to which preparing dy takes longer than multiplying it. Then larger parts of dy pay, which make fewer scales
+and
+are read in longer pieces; else smaller ones, which keep more blocks of gemm_prepare busy and need no look-up of scales within a
+part. Measured on an H200, parts of 64 against 128: 1,262144,128,512 1266 against 1183 us, 8,1024,768,2304 572 against 583."""
 
 W_COLUMNS = 64
 """Columns of a tile of w that a block of gemm_prepare takes."""
@@ -66,11 +69,12 @@ class Tiles:
         block_m, block_n = sizes_of(params, "tile")
         warps_m, warps_n = sizes_of(params, "warps")
         arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
-        part = max(promote, LEAST_PART) if promote else PART
+        splits_first = params["split"] == "first"
+        part = max(promote, 64 if splits_first and problem.hidden > NARROW else 128) if promote else PART
         return cls(
             block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), arithmetic,
             scaled=problem.dtype == "float32" and arithmetic.startswith("fp16"), promote=promote, part=part,
-            splits_first=params["split"] == "first", holds_dy=problem.dtype == "float32" and arithmetic not in WHOLE,
+            splits_first=splits_first, holds_dy=problem.dtype == "float32" and arithmetic not in WHOLE,
             finishes=params["finish"] == "epilogue", hidden=problem.hidden, out=problem.out)
 
     @property
@@ -166,7 +170,8 @@ class Tiles:
         """Of a block of gemm_mma: the stages and scales, or what the epilogues of G and of dn need."""
         stages = self.stages * value_bytes(self.arithmetic) * (self.block_m + self.block_n) * self.block_k
         scales = 4 * self.scales_slots * (self.block_m + self.block_n) if self.scaled else 0
-        return max(stages + scales, 4 * (self.block_m + 2 * self.warps_m * self.block_n), 8 * self.warps_n * self.block_m)
+        dn = 4 * self.block_m * (self.block_n + 8) if self.finishes else 0
+        return max(stages + scales, 4 * (self.block_m + 2 * self.warps_m * self.block_n), dn)
 
     @property
     def prepare_shared_bytes(self) -> int:
