@@ -219,24 +219,27 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None  # all of it clashes
 
 
-def _chain(problem: Problem, params: Params) -> int:
+def _chain(problem: Problem, parts: int, promote: int) -> int:
     """The most terms that are added one after the other in float32: of dn, along OUT; of G, along one part of the rows."""
-    tiles, (dn, g, _) = Tiles.of(problem, params), _needs(problem)
-    part = -(-problem.rows // (tiles.part * number(params, "parts"))) * tiles.part
-    depth = max(problem.out if dn else 0, min(part, problem.rows) if g else 0)
-    return -(-depth // tiles.promote) if tiles.promote else depth
+    dn, g, _ = _needs(problem)
+    depth = max(problem.out if dn else 0, -(-problem.rows // parts) if g else 0)
+    return -(-depth // promote) if promote else depth
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
-    arithmetic = str(params["arithmetic"])
-    if (chain := _chain(problem, params)) > reduction.max_chain(problem):
-        return (f"adds {chain} terms in one float32 chain, more than class {problem.accuracy} bears; take more parts or promote "
-                "less often")
-    if problem.dtype != "float32":
-        return None
+    promote = number(params, "promote")
+    if problem.dtype == "float32" and (reason := _coarse(problem, str(params["arithmetic"]), promote)):
+        return reason
+    chain = _chain(problem, number(params, "parts"), promote)
+    if chain > reduction.max_chain(problem):
+        return f"adds {chain} terms in one float32 chain, more than class {problem.accuracy} bears; take more parts"
+    return None
+
+
+def _coarse(problem: Problem, arithmetic: str, promote: int) -> str | None:
     if CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"arithmetic={arithmetic} meets the accuracy class {FINEST_CLASS[arithmetic]}, not {problem.accuracy}"
-    depth = number(params, "promote") or max(problem.rows, problem.out)
+    depth = promote or max(problem.rows, problem.out)
     if problem.accuracy == "fp32" and arithmetic != "ffma" and depth > _EXACT_DEPTH:
         return f"sums on tensor cores lose the accuracy of float32 in a depth of {depth}; take promote={_EXACT_DEPTH}"
     return None
@@ -264,7 +267,7 @@ def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
         return f"the accuracy class {problem.accuracy} needs no promotion; take promote=0"
     if arithmetic == "ffma" and params["stages"] != 3:
         return "stages of ffma are small, and products over one last long; stages=3 is enough and fits"
-    if arithmetic == "ffma" and promote != (0 if _chain(problem, {**params, "promote": 0}) <= reduction.CHAIN else 256):
+    if arithmetic == "ffma" and promote != (0 if _chain(problem, number(params, "parts"), 0) <= reduction.CHAIN else 256):
         return f"ordinary sums are cut where they are longer than {reduction.CHAIN} terms, and then by promote=256"
     if promote > 128 and promote >= 2 * max(problem.rows, problem.out):
         return f"no sum is as deep as promote={promote}; promote=128 does the same"
@@ -289,9 +292,8 @@ def _wasteful_order(problem: Problem, params: Params) -> str | None:
         return f"split=loop takes dy apart anew for each of {tiles.tiles_h} columns of tiles; split=first does it once"
     if parts > 1 and -(-problem.rows // tiles.part) < parts:
         return f"{problem.rows} rows make fewer than {parts} parts of {tiles.part}"
-    fewer = {**params, "parts": max(choice for choice in _PARTS if choice < max(parts, 2))}
-    short = _chain(problem, fewer) <= reduction.max_chain(problem)
-    if parts > 1 and short and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES:
+    if (parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES
+            and _chain(problem, _PARTS[_PARTS.index(parts) - 1], tiles.promote) <= reduction.max_chain(problem)):
         return f"fewer than {parts} parts already make enough tiles of G"
     if group > 4 and group * tiles.block_m >= 2 * max(problem.rows, problem.out):
         return f"group={group} is more than there are rows of tiles; group=4 does the same"
