@@ -19,6 +19,9 @@ from tuner.timing.regimes import Regime
 
 Times = Callable[[Config], float]
 
+COLD = 10.0
+"""So many times as long a call takes that finds nothing in the cache."""
+
 
 def rugged(config: Config) -> float:
     """Microseconds in which every parameter value has a price of its own, as different from the cost model as may be."""
@@ -86,7 +89,7 @@ class FakeProgram:
     def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2,
              regime: Regime = "warm") -> Timing:
         self._gpu.timed.append(self._config)
-        return Timing((self._gpu.times(self._config),), 1, regime)
+        return Timing((self._gpu.times(self._config) * (1.0 if regime == "warm" else COLD),), 1, regime)
 
 
 def lost_at(doomed: Callable[[FakeGpu, Config], bool]) -> FakeGpu:

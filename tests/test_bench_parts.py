@@ -20,13 +20,29 @@ def test_all_named_shapes_are_the_default() -> None:
 
 
 def test_names_keep_their_order() -> None:
-    assert [named.name for named in parse_shapes("tall, seed")] == ["tall", "seed"]
+    assert [named.name for named in parse_shapes(["tall, seed"])] == ["tall", "seed"]
+
+
+def test_sizes_are_called_by_themselves_and_stand_beside_names_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+    file.write_text("first 1,2,3,4\n")
+    found = parse_shapes(["4,4,8,16; tall,5x6x7x8", f"{file};seed;4x4x8x16", "1, 2, 3, 5"])
+    assert [(named.name, str(named.shape)) for named in found] == [
+        ("4x4x8x16", "4,4,8,16"), ("tall", "1,1048576,64,64"), ("5x6x7x8", "5,6,7,8"), ("first", "1,2,3,4"), ("seed", "4,4,8,16"),
+        ("1x2x3x5", "1,2,3,5")]
+
+
+def test_two_shapes_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+    file.write_text("seed 1,2,3,4\n")
+    with pytest.raises(InputError, match="two shapes are called 'seed': 4,4,8,16 and 1,2,3,4"):
+        parse_shapes(["seed", str(file)])
 
 
 def test_a_file_names_its_own_shapes(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("# mine\nfirst 1,2,3,4\n\nsecond 5x6x7x8  # wide\n")
-    assert [(named.name, named.shape) for named in parse_shapes(str(file))] == [
+    assert [(named.name, named.shape) for named in parse_shapes([str(file)])] == [
         ("first", Shape(1, 2, 3, 4)), ("second", Shape(5, 6, 7, 8))]
 
 
@@ -41,14 +57,14 @@ def test_what_a_file_gets_wrong_is_said_with_its_line(tmp_path: Path, text: str,
     file = tmp_path / "mine.txt"
     file.write_text(text)
     with pytest.raises(InputError, match=complaint):
-        parse_shapes(str(file))
+        parse_shapes([str(file)])
 
 
-@pytest.mark.parametrize("text", ["sed", "seed,sed", "", "4,4,8,16"])
+@pytest.mark.parametrize("text", ["sed", "seed,sed", "", "4,4,8", "4,4,8,16,2", "seed;", "seed,4,4,8,16"])
 def test_what_is_neither_name_nor_file_is_a_sentence(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="name some of seed, tiny"):
-        parse_shapes(text)
+    with pytest.raises(InputError, match="some of seed, tiny"):
+        parse_shapes([text])
 
 
 def test_long_calls_get_fewer_samples_but_some() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -16,7 +17,16 @@ from tests.fake_gauge import CALM, FakeGauge, watch_over
 from tuner.errors import LaunchError
 from tuner.executors import Timing
 from tuner.executors.cuda import CudaExecutor
-from tuner.timing.health import ATTEMPTS, CONTENDED_PERCENT, PERIOD_SECONDS, Reading, Watch, open_watch
+from tuner.timing.health import (
+    ATTEMPTS,
+    CONTENDED_PERCENT,
+    MOST_PAUSED_SECONDS,
+    PAUSE_SECONDS,
+    PERIOD_SECONDS,
+    Reading,
+    Watch,
+    open_watch,
+)
 from tuner.timing.nvml import NvmlGauge
 from tuner.timing.tally import Tally
 
@@ -72,6 +82,17 @@ def test_a_disturbance_that_stays_is_kept_and_said() -> None:
     assert f"a spell of samples was disturbed at the last attempt too, and used: {spell.disturbed}" in said
 
 
+def test_pauses_of_a_watch_are_bounded() -> None:
+    """Else a GPU that is always hot would take the whole time of a run."""
+    taken, pauses = [], list[float]()
+    watch = watch_over(FakeGauge(HOT), pauses.append)
+    for _ in range(100):
+        watch.take(lambda: taken.append(1) or TIMING)
+    assert MOST_PAUSED_SECONDS <= sum(pauses) <= MOST_PAUSED_SECONDS + PAUSE_SECONDS
+    assert len(taken) == 100 + len(pauses)
+    assert "100 spells of samples were disturbed at the last attempt too, and used: thermal slowdown" in watch.drain().said()
+
+
 def test_a_little_use_by_others_is_no_disturbance() -> None:
     assert watch_over(FakeGauge(other=CONTENDED_PERCENT - 1)).take(lambda: TIMING).disturbed is None
 
@@ -111,7 +132,7 @@ def test_what_processes_counted_adds_up() -> None:
     gauge.now = CALM
     first.take(lambda: TIMING)
     second.take(lambda: replace(TIMING, settled=False))
-    for watch in (first, second):
+    for watch in (second, first):
         total.add(Tally.from_json(json.loads(json.dumps(watch.drain().as_json()))))
     assert total.said() == (
         "nothing watched the GPU's clocks, heat and other users (there is no NVML)",
@@ -190,11 +211,22 @@ def test_what_nvml_does_not_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
     assert watch.take(lambda: TIMING).sm_mhz is None and watch.drain().said() == ()
 
 
+NOBODY, NOBODY_ELSE = 2**22 + 1, 2**22 + 2  # above every number that Linux gives to a process
+
+
 @pytest.mark.parametrize(("uses", "others"), [
-    ((), 0), (((os.getpid(), 90),), 0), (((os.getpid(), 20), (7, 70)), 70), (((5, 90), (7, 30)), 30), (((5, 90),), 0)],
-    ids=["nobody", "we", "we and another", "numbers of elsewhere", "one of elsewhere"])
-def test_whose_use_is_another_processes(monkeypatch: pytest.MonkeyPatch, uses: tuple[tuple[int, int], ...], others: int) -> None:
-    assert gauge_of(monkeypatch, FakeNvml(uses=uses)).others() == others
+    ([], 0), ([("we", 90)], 0), ([("we", 20), ("another", 70)], 70), ([("a child", 20), ("another", 70)], 70),
+    ([("a child", 90), ("a child that ended", 60)], 0), ([("elsewhere", 90), ("elsewhere too", 30)], 30),
+    ([("elsewhere", 90)], 0)], ids=str)
+def test_whose_use_is_another_processes(monkeypatch: pytest.MonkeyPatch, uses: list[tuple[str, int]], others: int) -> None:
+    """Those of a worker are ours, and those of a worker before it no disturbance. Where no number is ours, we are the busiest."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        pids = {"we": os.getpid(), "another": os.getppid(), "a child": child.pid, "a child that ended": ended.pid,
+                "elsewhere": NOBODY, "elsewhere too": NOBODY_ELSE}
+        assert gauge_of(monkeypatch, FakeNvml(uses=tuple((pids[who], share) for who, share in uses))).others() == others
+        child.communicate(b"\n")
 
 
 def test_without_nvml_the_times_are_taken_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from tuner import cli, tune
 from tuner.errors import InputError
 from tuner.outcome import TuneResult
 from tuner.report import best_json, report_markdown
+from tuner.timing.regimes import REGIMES
 from tuner.timing.stats import Summary
 from tuner.tuning import Request
 from tuner.validate import GradientError
@@ -70,3 +71,28 @@ def test_runs_in_another_regime_have_a_folder_of_their_own(tmp_path: Path, monke
     monkeypatch.setenv("LNL_REPORTS", str(tmp_path))
     folders = [cli._default_folder(FakeGpu(), Request(SHAPE, regime=regime)).name for regime in ("warm", "cold")]
     assert folders == ["4x4x8x16-float32", "4x4x8x16-float32-cold"]
+
+
+def test_without_a_gpu_the_regime_is_ignored_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LNL_REPORTS", str(tmp_path))
+    assert cli.main(["--shape", "1,2,4,3", "--executor", "host", "--variants", "row_thread", "--trials", "1",
+                     "--regime", "cold"]) == 0
+    assert "--regime is ignored, since times are predicted" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.glob("*/*")] == ["1x2x4x3-float32"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("regime", REGIMES)
+def test_on_the_card_a_run_has_its_finalists_in_both_regimes(tmp_path: Path, regime: str) -> None:
+    assert cli.main(["--shape", "8,16,64,64", "--executor", "cuda", "--trials", "6", "--regime", regime,
+                     "--out", str(tmp_path)]) == 0
+    values = json.loads((tmp_path / "best.json").read_text())
+    times, final = values["winner"]["times"], values["winner"]["time"]["final_us"]
+    assert set(times) == set(REGIMES) and times[regime]["median"] == final
+    assert times[regime]["low"] <= final <= times[regime]["high"]
+    assert times["cold"]["median"] > times["warm"]["median"]
+    assert times[regime]["rounds"] >= 3 and times[regime]["level"] >= 0.75
+    assert "degrees Celsius" in " ".join(values["said"]) or "nvidia-ml-py" in " ".join(values["said"])
+    page = (tmp_path / "report.md").read_text()
+    assert f"{regime} times decide" in page and "| finalist |" in page

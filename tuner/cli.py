@@ -106,6 +106,8 @@ def _tune(options: argparse.Namespace, command: str) -> int:
         if executor.measures and options.target is not None:
             print(f"tuner: --target is ignored, since kernels are measured on {executor.device}; it is for --executor host",
                   file=sys.stderr)
+        if request.regime != "warm" and not executor.measures:
+            print("tuner: --regime is ignored, since times are predicted; it is for --executor cuda", file=sys.stderr)
         return _run(request, executor, options.out)
 
 
@@ -141,7 +143,7 @@ def _default_folder(executor: Executor | Workers, request: Request) -> Path:
         parts.append(f"param-{problem.param_dtype}")
     if problem.accuracy != OWN_CLASS[problem.dtype]:
         parts.append(problem.accuracy)
-    if request.regime != "warm":
+    if request.regime != "warm" and executor.measures:
         parts.append(request.regime)
     if request.deterministic:
         parts.append("deterministic")

@@ -103,5 +103,6 @@ def why_no_winner(result: TuneResult) -> str:
         return f"no valid kernel: {count} of {len(rejected)} candidates ended with status {status!r}, the first with: {reason}"
     if result.info.valid == 0:
         reason = next(iter(result.info.refused), "there are none")
-        return f"no valid kernel: none of {result.info.combinations} configs can run this shape; the commonest reason: {reason}"
+        return (f"no valid kernel: none of {result.info.combinations} configs can run this shape; the commonest reason, with "
+                f"the figures of one of them: {reason}")
     return "no candidate was finished in time; allow more with --timeout"

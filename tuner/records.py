@@ -139,7 +139,7 @@ class RunInfo:
         version: git revision of the sources where they lie in a repository, else the package's version.
         combinations: size of the whole product of parameter choices.
         valid: how many of them can run the problem and are worth trying.
-        refused: why the others are not, with counts; figures are left out of the reasons.
+        refused: why the others are not, with counts; of reasons that differ in figures alone the first stands for all.
         measures: whether times are measured; otherwise they are predicted.
         rates: where the rates behind the floor are from, "table" or "measured" (see Executor).
         param_dtype: data type of gamma, beta, w and their gradients; empty, as in files from before there was a choice, stands

@@ -156,7 +156,8 @@ def _rejected(result: TuneResult) -> list[str]:
             lines.append(f"| {status} | {count} | {_cell(reason or '')} |")
         lines.append("")
     if info.refused:
-        lines += ["Combinations that the rules refuse before anything is compiled:", "", "| reason | count |", "|---|---|"]
+        lines += ["Combinations that the rules refuse before anything is compiled:", "",
+                  "| reason, with the figures of the first such combination | count |", "|---|---|"]
         lines += [f"| {_cell(reason)} | {count} |" for reason, count in info.refused.items()]
         lines.append("")
     return lines

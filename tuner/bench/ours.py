@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
 from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import render
-from tuner.bench.measure import BUDGET_SECONDS, effort
+from tuner.bench.measure import BUDGET_SECONDS
 from tuner.bench.results import Case
 from tuner.errors import DeviceLost, NoValidKernel
 from tuner.evaluate import Evaluator
-from tuner.executors import Executor, Program, TimedProgram, Timing
+from tuner.executors import Executor, TimedProgram, Timing
 from tuner.inputs import Inputs
 from tuner.known import read_best, reports_folder
 from tuner.outcome import Event, why_no_winner
 from tuner.records import Record, Status
-from tuner.timing.clocks import Clocks
-from tuner.timing.measure import FLUSH_L2S, Stream, Work, cold
+from tuner.timing.regimes import Regime
 from tuner.tuning import Request, TuningRun
-
-Place = Callable[[Program, Inputs, frozenset[str], int], AbstractContextManager[tuple[Stream, Work]]]
-"""A program's call in place on the device; tuner.executors.cuda_cold.placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +114,10 @@ class Ours:
 
     name = "ours"
 
-    def __init__(self, kernel: Kernel, problem: Problem, inputs: Inputs, place: Place, l2_bytes: int) -> None:
+    def __init__(self, kernel: Kernel, problem: Problem, inputs: Inputs) -> None:
         self._program = kernel.program
         self._wants = problem.wants
         self._inputs = inputs
-        self._place = place
-        self._flush_bytes = FLUSH_L2S * l2_bytes
 
     def warm(self, samples: int) -> Timing:
         """Times of one call, replayed from a graph.
@@ -132,7 +125,7 @@ class Ours:
         Raises:
             LaunchError, DeviceLost: as TimedProgram.time.
         """
-        return self._program.time(self._inputs, self._wants, samples=samples, budget_s=BUDGET_SECONDS)
+        return self._time(samples, "warm")
 
     def cold(self, samples: int) -> Timing:
         """Times of single calls that find nothing in the L2 cache.
@@ -140,8 +133,10 @@ class Ours:
         Raises:
             LaunchError, DeviceLost: as TimedProgram.time.
         """
-        with self._place(self._program, self._inputs, self._wants, self._flush_bytes) as (stream, work):
-            return cold(stream, work, effort(samples), Clocks())
+        return self._time(samples, "cold")
+
+    def _time(self, samples: int, regime: Regime) -> Timing:
+        return self._program.time(self._inputs, self._wants, samples=samples, budget_s=BUDGET_SECONDS, regime=regime)
 
     def gradients(self) -> Mapping[str, Any]:
         """What it computes, NumPy arrays by name.

@@ -149,14 +149,13 @@ class CudaProgram:
     Attributes:
         resources: what nvcc says each kernel uses.
         variations: none; the order in which a GPU works cannot be chosen.
-        gpu: where it runs.
     """
 
     def __init__(self, source: Source, binary: Binary, gpu: Gpu, memory: Memory, timer: Timer, limits: Limits) -> None:
         self.resources = binary.resources(source.plan)
         self._source = source
         self._cubin: Path = binary.cubin
-        self.gpu = gpu
+        self._gpu = gpu
         self._memory = memory
         self._timer = timer
         self._limits = limits
@@ -173,13 +172,13 @@ class CudaProgram:
         Raises:
             LaunchError: a launch failed or is beyond the device, or the kernel wrote outside its outputs or into its inputs.
         """
-        with self.on_device(inputs, wants) as call:
+        with self._on_device(inputs, wants) as call:
             for placed in (call.outputs, call.workspace):
                 for name in placed.layout.spans:
                     placed.fill(name, prefill)
             call.enqueue()
             image, workspace_zones = call.outputs.fetch(), call.workspace.fetch_zones()
-            self.gpu.stream.synchronize()
+            self._gpu.stream.synchronize()
             fault = call.outputs.damage(call.outputs.zones_of(image)) or call.workspace.damage(workspace_zones)
             if fault is not None:
                 raise LaunchError(f"the kernel {fault}")
@@ -199,22 +198,22 @@ class CudaProgram:
         Raises:
             LaunchError: the call cannot be captured or fails, or there is not enough memory to write over the L2 cache.
         """
-        with self.on_device(inputs, wants) as call:
+        with self._on_device(inputs, wants) as call:
             return self._timer.time(call.enqueue, Effort(samples, budget_s), regime)
 
     @contextmanager
-    def on_device(self, inputs: Inputs, wants: frozenset[str]) -> Iterator[Call]:
+    def _on_device(self, inputs: Inputs, wants: frozenset[str]) -> Iterator[Call]:
         """One call with all it needs on the device, for the length of a block, inside `Gpu.active`.
 
         Raises:
             LaunchError: the call is beyond the device, or what is done in the block fails.
         """
         try:
-            with self.gpu.active():
+            with self._gpu.active():
                 yield self._prepare(inputs, wants)
         finally:
-            if self.gpu.alive:
-                with self.gpu.active():
+            if self._gpu.alive:
+                with self._gpu.active():
                     self._memory.release(inputs)
 
     def _prepare(self, inputs: Inputs, wants: frozenset[str]) -> Call:
@@ -250,7 +249,7 @@ class CudaProgram:
                 shared: dict[str, int] = {}
                 for launch in self._source.plan.launches:
                     shared[launch.kernel] = max(launch.shared_bytes, shared.get(launch.kernel, 0))
-                self._module = Module(self.gpu, self._cubin.read_bytes(), shared)
+                self._module = Module(self._gpu, self._cubin.read_bytes(), shared)
             return self._module
 
 

@@ -31,6 +31,9 @@ PERIOD_SECONDS = 0.01
 ATTEMPTS, PAUSE_SECONDS = 3, 0.5
 """A disturbed spell is taken so often in all; before each more the GPU cools so long, or is left to whoever else wants it."""
 
+MOST_PAUSED_SECONDS = 10.0
+"""Pauses of one watch in all. What disturbs for longer stays, and waiting would only take the time for measuring."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -90,6 +93,7 @@ class Watch:
         self._gauge = gauge
         self._absent = absent
         self._pause = pause
+        self._paused = 0.0
         self._tally = Tally(absent=absent)
 
     def take(self, measure: Callable[[], Timing], attempts: int = ATTEMPTS) -> Spell:
@@ -100,9 +104,10 @@ class Watch:
         """
         spell = self._spell(measure)
         for _ in range(attempts - 1):
-            if spell.disturbed is None:
+            if spell.disturbed is None or self._paused >= MOST_PAUSED_SECONDS:
                 break
             self._tally.discarded[spell.disturbed] += 1
+            self._paused += PAUSE_SECONDS
             self._pause(PAUSE_SECONDS)
             spell = self._spell(measure)
         if spell.disturbed is not None:

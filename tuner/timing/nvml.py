@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tuner.errors import ToolchainError
@@ -64,12 +65,29 @@ class NvmlGauge:
         for sample in samples:
             if sample.timeStamp >= since:
                 shares[sample.pid] = max(shares.get(sample.pid, 0), int(sample.smUtil))
-        # In a container the numbers are those of the machine outside, and none of them is ours: then we are the busiest.
-        ours = os.getpid() if os.getpid() in shares else max(shares, key=shares.__getitem__, default=0)
-        return max((share for pid, share in shares.items() if pid != ours), default=0)
+        ours = {pid for pid in shares if _is_ours(pid)}
+        if not ours:  # in a container the numbers are those of the machine outside: then we are the busiest
+            return max(sorted(shares.values())[:-1], default=0)
+        return max((share for pid, share in shares.items() if pid not in ours and _is_alive(pid)), default=0)
 
     def _ask(self, function: Callable[..., Any], *arguments: object) -> Any:
         try:
             return function(*arguments)
         except self._nvml.NVMLError:  # not supported, no permission, nothing found
             return None
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended may have been a worker of ours, and disturbs no more."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process is this one, or was started by it or by what it started."""
+    while pid > 1 and pid != os.getpid():
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        pid = int(status.rpartition(")")[2].split()[1])
+    return pid == os.getpid()

@@ -48,9 +48,9 @@ def _prepare(setting: Setting) -> Work:
     sets = _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
     held = part <= 128
     read_again = 0 if held or not written or not _is_scaled(setting) else 1
-    dy = float(rows * out) * (setting.data_size * (1 + read_again) + written * sets)
+    dy = float(rows * out) * (setting.data_size * (1 + read_again) + written * sets) if "DY_TILES_O" in setting.constants else 0.0
     x = float(rows * hidden) * (setting.data_size + written * _wants_g(setting))
-    reads_w = _wants_dn(setting) and (written > 0.0 or _is_scaled(setting))
+    reads_w = "W_TILES" in setting.constants
     w = reads_w * float(hidden * out) * (setting.param_size * (1 + read_again) + written)
     tile = part * part / setting.threads  # values a thread takes of a tile of dy
     steps = tile / 8
