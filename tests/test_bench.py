@@ -23,10 +23,8 @@ from tuner.bench.torch_gpu import PeerFailed
 from tuner.errors import DeviceLost, ToolchainError
 from tuner.executors import Executor
 from tuner.inputs import Inputs
-from tuner.known import reports_folder
-from tuner.records import write_text
-from tuner.report import best_json
 from tuner.tuning import Request, TuningRun
+from tuner.wisdom.recall import remember
 
 SEED = Shape(4, 4, 8, 16)
 SMALL = "seed 4,4,8,16\nother 1,9,8,4\n"
@@ -38,6 +36,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]
     shapes = tmp_path / "shapes"
     shapes.write_text(SMALL)
     monkeypatch.setenv("LNL_REPORTS", str(tmp_path / "reports"))
+    monkeypatch.setenv("LNL_WISDOM", str(tmp_path / "wisdom"))
     request = Tuning.request  # the space of one variant is looked through fast
     monkeypatch.setattr(Tuning, "request", lambda tuning, case: replace(request(tuning, case), variants=("row_thread",)))
 
@@ -191,7 +190,7 @@ def publish(gpu: Executor, shape: Shape = SEED) -> str:
     run = TuningRun(Request(shape, variants=("row_thread",), trials=2), gpu)
     run.execute()
     result = run.result()
-    write_text(reports_folder() / "test" / "seed" / "best.json", best_json(result))
+    remember(result)
     assert result.winner is not None
     return str(result.winner.config)
 

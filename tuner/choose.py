@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from codegen.limits import Limits, target
-from tuner.errors import InputError
+from tuner.errors import InputError, InputTypeError
 from tuner.executors import Executor
 from tuner.store import Store
 from tuner.workers.messages import Place
@@ -37,6 +37,17 @@ def open_executor(name: str = "auto", target_name: str = "sm_90", store: Store |
 
         return CudaExecutor(device_index, store)
     return open_host(limits, store)
+
+
+def checked_executor(executor: Executor) -> Executor:
+    """The executor itself.
+
+    Raises:
+        InputTypeError: it is none.
+    """
+    if isinstance(executor, type) or not callable(getattr(executor, "compile", None)):
+        raise InputTypeError(f"executor must be one of {', '.join(EXECUTORS)} or an open executor, not {executor!r}")
+    return executor
 
 
 def open_isolated(name: str = "auto", target_name: str = "sm_90", store: Store | None = None) -> Workers:

@@ -28,6 +28,7 @@ from tuner.progress import ProgressBar, best_table, error_table
 from tuner.publish import Folder, Published
 from tuner.timing.regimes import REGIMES
 from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, Request, TuningRun
+from tuner.wisdom.recall import remember
 from tuner.wording import share_of_floor, time_text
 from tuner.workers.pool import Workers
 
@@ -45,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.bench import cli as bench
 
         return bench.main(given[1:])
+    if given[:1] == ["wisdom"]:
+        from tuner.wisdom import cli as wisdom
+
+        return wisdom.main(given[1:])
     options = _parser().parse_args(given)
     try:
         return _tune(options, "python -m tuner " + shlex.join(given))
@@ -67,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="tuner", description="Finds the fastest valid CUDA kernel for the backward pass of y = Linear(LayerNorm(x)).",
-        epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU.",
+        epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU. "
+               "tuner wisdom [--help]: lists, exports, imports and forgets what earlier runs found.",
         allow_abbrev=False)
     parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
     parser.add_argument("--executor", choices=EXECUTORS, default="auto",
@@ -123,6 +129,8 @@ def _run(request: Request, executor: Executor | Workers, out: Path | None) -> in
             interrupted = True
     result = run.result()
     published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
+    if request.variants is None:
+        remember(result, say=lambda sentence: print(f"tuner: {sentence}", file=sys.stderr))
     _show(console, result, published)
     if result.lost is not None:
         print(f"tuner: {result.lost}; what was finished is written", file=sys.stderr)

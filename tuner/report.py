@@ -12,6 +12,7 @@ from tuner.outcome import TuneResult
 from tuner.records import SCHEMA, Record
 from tuner.timing.regimes import deciding_first
 from tuner.timing.stats import Summary
+from tuner.wisdom.source import source_digest
 from tuner.wording import capitalised, gpu_text, problem_text, rows_text, share_of_floor, time_text
 
 
@@ -22,6 +23,7 @@ def best_json(result: TuneResult) -> str:
         "run": result.info.as_json(),
         "floor_us": result.floor_us,
         "winner": None if result.winner is None else result.winner.as_json(),
+        "source": "" if result.winner is None else source_digest(result.problem, result.winner.config),
         "best_by_variant": {name: record.as_json() for name, record in result.best_by_variant().items()},
         "rejected": dict(result.rejections()),
         "said": list(result.said),

@@ -19,9 +19,9 @@ from codegen.config import Config
 from codegen.problem import Problem, Shape
 from codegen.render import render
 from codegen.space import make_config
-from tuner.arguments import as_shape, parse_names
+from tuner.arguments import as_dtype, as_flag, as_seconds, as_shape, as_text, as_whole, parse_names
 from tuner.candidates import nearest, survey
-from tuner.choose import open_isolated
+from tuner.choose import checked_executor, open_isolated
 from tuner.costmodel import plausible_us, predict, tensor_bytes
 from tuner.errors import DeviceLost, InputError, NoValidKernel, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
@@ -39,6 +39,7 @@ from tuner.timing.finals import Entrant
 from tuner.timing.health import open_watch
 from tuner.timing.regimes import as_regime
 from tuner.toolchain import Nvcc, find_nvcc
+from tuner.wisdom.recall import remember, seeds_first
 from tuner.workers.pool import Workers
 
 TRIALS = 500
@@ -158,7 +159,7 @@ class TuningRun:
             ToolchainError: there is no compiler for the executor.
             KeyboardInterrupt: the user's.
         """
-        predicted = rank(self.space)
+        predicted = seeds_first(rank(self.space), self.space, self.info)
         try:
             if self._executor.measures:
                 self._search(predicted)
@@ -315,10 +316,11 @@ def _compiler(arch: str) -> Nvcc | None:
         return None
 
 
-def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90", dtype: str = "float32",
-         eps: float = 1e-5, deterministic: bool = False, variants: Iterable[str] | str | None = None, trials: int | None = None,
+def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90",
+         dtype: str | type = "float32", eps: float = 1e-5, deterministic: bool = False,
+         variants: Iterable[str] | str | None = None, trials: int | None = None,
          timeout: float | None = None, seed: int = 0, wants: Iterable[str] | str | None = None, store: Store | None = None,
-         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str = "", accuracy: str = "",
+         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str | type = "", accuracy: str = "",
          regime: str = "warm") -> TuneResult:
     """Finds the fastest valid kernel for a shape.
 
@@ -327,7 +329,7 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         executor: "auto", "cuda", "host", or one that is open already. By name, kernels run in processes of their own, where one
             that hangs or crashes ends only itself; with an open executor they run in this process.
         target: the architecture to predict for where there is no GPU.
-        dtype: data type of x, dy and dx.
+        dtype: data type of x, dy and dx, its name or NumPy's own.
         eps: of the LayerNorm.
         deterministic: only kernels whose results are bitwise reproducible.
         variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
@@ -346,14 +348,21 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the arguments make no sense.
         ToolchainError: a compiler or library is missing.
     """
-    request = Request(as_shape(shape), dtype, eps, deterministic, None if variants is None else parse_names(variants), trials,
-                      timeout, seed, None if wants is None else frozenset(parse_names(wants)), param_dtype=param_dtype,
-                      accuracy=accuracy, regime=regime)
+    request = Request(
+        as_shape(shape), as_dtype("dtype", dtype), eps, as_flag("deterministic", deterministic),
+        None if variants is None else parse_names(variants), None if trials is None else as_whole("trials", trials),
+        None if timeout is None else as_seconds("timeout", timeout), as_whole("seed", seed),
+        None if wants is None else frozenset(parse_names(wants)), param_dtype=as_dtype("param_dtype", param_dtype),
+        accuracy=as_text("accuracy", accuracy), regime=as_text("regime", regime))
     request.problem()
-    with closing(open_isolated(executor, target, store)) if isinstance(executor, str) else nullcontext(executor) as opened:
+    target = as_text("target", target)
+    with (closing(open_isolated(executor, target, store)) if isinstance(executor, str)
+          else nullcontext(checked_executor(executor))) as opened:
         run = TuningRun(request, opened, store=store, on_event=on_event)
         run.execute()
     result = run.result()
     if result.winner is None:
         raise NoValidKernel(why_no_winner(result))
+    if request.variants is None:
+        remember(result)
     return result

@@ -846,7 +846,9 @@ __device__ __forceinline__ void gradient_tile(const Params& p, int part, int til
   const int64_t begin = part * steps < all_steps ? part * steps : all_steps;
   const int64_t end = begin + steps < all_steps ? begin + steps : all_steps;
   const int64_t first_row = begin * PART, end_row = end * PART < p.rows ? end * PART : p.rows;
-  const int tiles = static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K);
+  // dbeta needs no G: then nothing is multiplied, and the tile is here for its columns alone.
+  const bool needs_g = (WANT_DW && p.dw) || (WANT_DGAMMA && p.dgamma);
+  const int tiles = needs_g ? static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K) : 0;
   const auto scales_at = [&](int step, int i) {
     return p.dy_column_scales + (begin + step) * OUT_PITCH + first_out + i;  // those of xhat are the same for all, and among these
   };

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import render
 from tuner.bench.measure import BUDGET_SECONDS
@@ -15,11 +14,12 @@ from tuner.errors import DeviceLost, NoValidKernel
 from tuner.evaluate import Evaluator
 from tuner.executors import Executor, TimedProgram, Timing
 from tuner.inputs import Inputs
-from tuner.known import read_best, reports_folder
 from tuner.outcome import Event, why_no_winner
 from tuner.records import Record, Status
 from tuner.timing.regimes import Regime
 from tuner.tuning import Request, TuningRun
+from tuner.wisdom.book import Book
+from tuner.wisdom.recall import exact, remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def choose(case: Case, executor: Executor, tuning: Tuning, on_event: Callable[[E
         DeviceLost: a candidate took the GPU with it.
         ToolchainError: there is no compiler.
     """
-    known = None if tuning.always else next(_known(case, executor), None)
+    known = None if tuning.always else exact(case.problem, executor, Book())
     if known is not None:
         evaluator = Evaluator(executor, case.problem, seed=tuning.seed)
         compiled = evaluator.compile(known)
@@ -77,30 +77,17 @@ def choose(case: Case, executor: Executor, tuning: Tuning, on_event: Callable[[E
     return _tune(case, executor, tuning, on_event)
 
 
-def _known(case: Case, executor: Executor) -> Iterator[Config]:
-    """Winners of measured tuning runs for this very case on this very GPU, the fastest first."""
-    problem = case.problem
-    wanted = (problem.rows, problem.hidden, problem.out, problem.dtype, problem.param_dtype, problem.accuracy, problem.wants_key,
-              executor.device)
-    found = []
-    for path in sorted(reports_folder().glob("*/*/best.json")):
-        known = read_best(path)
-        if known is None or not known.winner.measured:
-            continue
-        info, shape = known.info, known.shape
-        if (shape.rows, shape.hidden, shape.out, info.dtype, info.param_dtype, info.accuracy, info.wants, info.device) == wanted:
-            found.append(known.winner)
-    return (record.config for record in sorted(found, key=lambda record: record.best_us))
-
-
 def _tune(case: Case, executor: Executor, tuning: Tuning, on_event: Callable[[Event], None]) -> Kernel:
-    run = TuningRun(tuning.request(case), executor, on_event=on_event)
+    request = tuning.request(case)
+    run = TuningRun(request, executor, on_event=on_event)
     run.execute()
     result = run.result()
     if result.lost is not None:
         raise DeviceLost(result.lost)
     if result.winner is None:
         raise NoValidKernel(why_no_winner(result))
+    if request.variants is None:
+        remember(result)
     program = executor.compile(render(case.problem, result.winner.config))
     return Kernel(cast(TimedProgram, program), result.winner, "tuned")
 

@@ -102,7 +102,7 @@ def _cell(errors: Errors) -> str:
 def _run(options: argparse.Namespace) -> int:
     shape = Shape(1, options.depth, options.hidden, options.depth)
     torch: Torch = open_torch()
-    executor, _ = open_gpu()
+    executor = open_gpu()
     with closing(executor):
         inputs = random_inputs(shape.rows, shape.hidden, shape.out)
         tensors = Tensors.upload(torch, inputs)

@@ -162,6 +162,7 @@ def build_kernels(compiler: Compiler, store: Store, runtime: RuntimeFiles, text:
     key = BuildKey(f"host kernel {platform.machine()}", files, flags, compiler.version, (runtime.digest,))
 
     def build(folder: Path) -> None:
+        build_runtime(compiler, store)  # what is included must still be what the key says
         inputs = ["-I", str(runtime.folder), "shim.cpp", str(runtime.library), "-lm", "-lc"]
         compiler.run([*flags, *inputs, "-o", _KERNEL], folder, "the kernel")
 
