@@ -289,8 +289,9 @@ def test_no_process_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
     process = command_line(tmp_path, dict.fromkeys(rank(everyone), "endless"))
     pids = until_stuck(process, tmp_path)
     process.kill()
-    process.communicate()
+    process.wait()
     wait_until(lambda: not any(running(pid) for pid in pids), 20.0)
+    process.communicate()
 
 
 # --- what is left behind -----------------------------------------------------------------------------------------------------
