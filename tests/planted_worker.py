@@ -37,7 +37,7 @@ PLANTS, OPENING, SEEN = "LNL_TEST_PLANTS", "LNL_TEST_OPENING", "LNL_TEST_SEEN"
 ENTRY = r"__global__ void [^{;]*Params p\) \{"
 
 TEXTS = {
-    "endless": ("for (volatile int i = 0;; i = i + 1) {}", Status.HANG),
+    "endless": ("for (volatile unsigned i = 0;; i = i + 1) {}", Status.HANG),
     "aborts": ("__builtin_abort();", Status.CRASH),
     "exits": ("__builtin__exit(0);", Status.CRASH),
     "out of bounds": ("if (threadIdx.x == 0) p.db[1LL << 40] = 1.0f;", Status.LAUNCH_ERROR),

@@ -124,7 +124,7 @@ def test_a3_each_bad_candidate_costs_itself_alone(opened: Open) -> None:
     count = len(names) + 4
     result = tuned(opened(plants), trials=count)
     found = tried(result)
-    assert {names[index]: found[config].status for index, config in enumerate(plants)} == EXPECTED
+    assert {name: found[config].status for config, name in plants.items()} == EXPECTED
     others = [config for config in RANKED[:count] if EXPECTED.get(plants.get(config, ""), Status.OK) is Status.OK]
     assert all(found[config].status is Status.OK for config in others)
     assert result.winner is not None and result.winner.config == others[0]
@@ -289,8 +289,9 @@ def test_no_process_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
     process = command_line(tmp_path, dict.fromkeys(rank(everyone), "endless"))
     pids = until_stuck(process, tmp_path)
     process.kill()
-    process.communicate()
+    process.wait()
     wait_until(lambda: not any(running(pid) for pid in pids), 20.0)
+    process.communicate()
 
 
 # --- what is left behind -----------------------------------------------------------------------------------------------------

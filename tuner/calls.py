@@ -38,7 +38,8 @@ def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloa
         eps: of the LayerNorm.
         wants: the gradients to compute, a list of names or "dx,dw"; None: all that exist.
         config: the kernel; None: the best of earlier tuning runs for this H and O on this device that is right and worth taking
-            for so many rows, else what the cost model expects to be fastest.
+            for so many rows, else what the cost model expects to be fastest. One that is given is taken as it is, also where
+            its arithmetic or its long sums are coarser than the accuracy class of the data type.
         executor: "auto", "cuda" or "host", or one that is open; None: "auto".
 
     Arrays of any memory layout are taken; what is not C-contiguous is copied.

@@ -93,7 +93,7 @@ class HostProgram:
 
     Attributes:
         resources: empty; the CPU's compiler knows nothing of a GPU's registers.
-        variations: the other memory layout, and other orders of blocks and threads.
+        variations: the other memory layouts, and other orders of blocks and threads.
     """
 
     def __init__(self, source: Source, kernels: Kernels, sms: int) -> None:
@@ -105,7 +105,8 @@ class HostProgram:
         self.variations: dict[str, Run] = {
             "each buffer directly after a fence, blocks and threads in reverse order":
                 partial(self.run, layout="begin", order="reverse"),
-            "blocks and threads in a random order": partial(self.run, order="shuffled:1"),
+            "tensors at addresses that are multiples of one element only, blocks and threads in a random order":
+                partial(self.run, layout="shifted", order="shuffled:1"),
         }
 
     def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan, order: str = "forward",
@@ -117,7 +118,7 @@ class HostProgram:
             order: of blocks and threads: "forward", "reverse" or "shuffled:<seed>". A kernel without races gives the same
                 result in each, but for atomic additions, whose roundings follow the order.
             layout: which end of every buffer lies against its fence: "end" or "begin". The two together find every access
-                outside of a buffer.
+                outside of a buffer. "shifted": no tensor begins at a multiple of more than its elements' size.
 
         Raises:
             LaunchError: a kernel broke a law of cuda_on_host; the message names kernel, block and thread.

@@ -13,11 +13,12 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.tensors import BY_NAME
 from tuner.dtypes import FLOAT32, POISON, DType, as_bytes
 from tuner.errors import CompileError, LaunchError, OutOfMemory
 
-Layout = Literal["end", "begin"]
-_LAYOUTS = {"end": 0, "begin": 1}
+Layout = Literal["end", "begin", "shifted"]
+_LAYOUTS = {"end": 0, "begin": 1, "shifted": 1}
 _ORDERS = {"forward": 0, "reverse": 1, "shuffled": 2}
 _MESSAGE_BYTES = 1024
 _POISON = np.array([POISON], np.uint32).view(np.uint8)
@@ -77,11 +78,14 @@ class Memory:
 
     Args:
         layout: "end": every buffer ends directly before a fence. "begin": it begins directly after one. A base address is a
-            multiple of the element's size only, in "end", unless the buffer's size is a multiple of more.
+            multiple of the element's size only, in "end", unless the buffer's size is a multiple of more. "shifted": as "begin",
+            but tensors of the caller begin one element later, so that no address is a multiple of more than its size; messages
+            count that element.
     """
 
     def __init__(self, runtime: Runtime, layout: Layout = "end") -> None:
         self._runtime = runtime
+        self._shifted = layout == "shifted"
         self.handle: int | None = runtime.memory_new(_LAYOUTS[layout])
         self.addresses: dict[str, int] = {}
         self._views: dict[str, NDArray[Any]] = {}
@@ -112,12 +116,16 @@ class Memory:
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: DType, source: NDArray[Any] | None) -> int:
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        pointer = None if source is None else source.ctypes.data
         size = math.prod(shape) * dtype.itemsize
+        before = dtype.itemsize if self._shifted and name in BY_NAME else 0
+        if before and source is not None:
+            source = np.concatenate([np.resize(_POISON, before), as_bytes(source)])
+        pointer = None if source is None else source.ctypes.data
         address: int | None = self._runtime.memory_add(
-            self.handle, name.encode(), size, dtype.itemsize, pointer, message, _MESSAGE_BYTES)
+            self.handle, name.encode(), before + size, dtype.itemsize, pointer, message, _MESSAGE_BYTES)
         if address is None:
             raise OutOfMemory(message.value.decode())
+        address += before
         self.addresses[name] = address
         held = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         self._views[name] = held.view(dtype).reshape(shape)

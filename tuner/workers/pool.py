@@ -192,8 +192,9 @@ class Lane:
     def _ended(self, error: Exception) -> None:
         self.worker = None
         self._ends += 1
-        if self._ends == ENDS:
-            raise DeviceLost(f"{ENDS} processes in a row that were to run kernels ended at once; the last {error}") from error
+        if self._ends >= ENDS:
+            raise DeviceLost(f"{self._ends} processes in a row that were to run kernels ended at once; the last {error}"
+                             ) from error
 
     def kill(self) -> None:
         """From any thread: what is being waited for ends."""
@@ -286,7 +287,7 @@ class IsolatedJudge:
         if "tally" in reply:
             self._tally.add(Tally.from_json(reply["tally"]))
         if "record" in reply:
-            return Record.from_json(reply["record"])
+            return replace(Record.from_json(reply["record"]), config=record.config)  # one object, however many records name it
         if "memory" in reply:
             return replace(record, status=Status.OUT_OF_MEMORY, reason=reply["memory"])
         return replace(record, status=Status.CRASH, reason=reply["lost"])
