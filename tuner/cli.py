@@ -43,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.bench import cli as bench
 
         return bench.main(given[1:])
+    if given[:1] == ["record"]:
+        from tuner.replay import record_cli as record
+
+        return record.main(given[1:])
     options = _parser().parse_args(given)
     try:
         return _tune(options, "python -m tuner " + shlex.join(given))
