@@ -1,4 +1,4 @@
-"""How candidates are chosen: a strategy is asked for configs and told their times. This is the simplest; another is the search."""
+"""How candidates are chosen: a strategy is asked for configs and told their times. Here is the simplest."""
 
 from __future__ import annotations
 

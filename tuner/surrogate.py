@@ -1,11 +1,11 @@
 """What a search believes of the configs it has not tried: a Gaussian process over the logarithm of their times.
 
 The mean follows the cost model, as far as the times told so far bear it out. Configs of one variant that differ in few
-parameters, and in these by few steps, are expected to deviate from it alike; how far a step of each parameter carries is fitted by
-the marginal likelihood (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapters 2 and 5). The next config
-is the one with the largest expected improvement (Jones, Schonlau and Welch, "Efficient Global Optimization", 1998), times the chance that it
-is not rejected. A config that was given out counts as if it had taken what was expected, so that those after it lie elsewhere
-(Ginsbourger, Le Riche and Carraro, "Kriging Is Well-Suited to Parallelize Optimization", 2010).
+parameters, and in these by few steps, are expected to deviate from it alike; how far a step of each parameter carries is fitted
+by the marginal likelihood (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapters 2 and 5). The next
+config is the one with the largest expected improvement (Jones, Schonlau and Welch, "Efficient Global Optimization", 1998), times
+the chance that it is not rejected. A config that was given out counts as if it had taken what was expected, so that those after
+it lie elsewhere (Ginsbourger, Le Riche and Carraro, "Kriging Is Well-Suited to Parallelize Optimization", 2010).
 
 Cost. Giving one out, or learning one time, takes O(configs * tried); fitting anew takes O(configs * tried^2), and is done
 whenever a good part of what is known is new.
@@ -45,11 +45,17 @@ SIGNALS, NOISES = (0.1, 0.2, 0.4), (0.01, 0.03, 0.08)
 STIFFNESS = 0.07
 """How unlikely other steps than STEPS[1] are held to be before anything is known."""
 
+LITTLE, DOUBTS = 1e-4, (1.0, 3.0, 10.0)
+"""Where no config promises so much, as a logarithm, deviations are taken to be larger by the next of these factors."""
+
 REFIT = 1.3
 """The process is fitted anew once there are so many times as many times as at the last fit."""
 
 PASSED, PASSED_WEIGHT, UNLIKE = 0.9, 0.5, 0.4
 """The chance that a config passes, how many tried ones like it this is worth, and how much unlike them one step makes it."""
+
+CAUTION = 2
+"""The power to which the chance is taken: what was never seen to pass has to promise a lot."""
 
 
 @dataclass(slots=True)
@@ -58,6 +64,7 @@ class _Family:
 
     Attributes:
         members: the numbers of its configs.
+        numbers: of each parameter's value among its choices, [configs, parameters].
         places: where each stands, in columns of which a parameter has one or several.
         owners: the parameter of each column.
         steps: how much unlike one step of each parameter makes two configs.
@@ -65,6 +72,7 @@ class _Family:
     """
 
     members: Ints
+    numbers: Ints
     places: Floats
     owners: Ints
     steps: Floats
@@ -92,9 +100,10 @@ class Surrogate:
         for number, name in enumerate(dict.fromkeys(config.variant for config in configs)):
             members = np.array([place for place, config in enumerate(configs) if config.variant == name])
             self._variant[members] = number
-            places = _places([configs[member] for member in members])
+            numbers, places = _numbers([configs[member] for member in members]), _places(name)
             owners = np.repeat(np.arange(len(places)), [columns.shape[1] for columns in places])
-            self._families.append(_Family(members, np.hstack(places), owners, np.full(len(places), STEPS[1])))
+            stand = np.hstack([columns[numbers[:, place]] for place, columns in enumerate(places)])
+            self._families.append(_Family(members, numbers, stand, owners, np.full(len(places), STEPS[1])))
         self._row = np.concatenate([np.arange(len(family.members)) for family in self._families])[
             np.argsort(np.concatenate([family.members for family in self._families]), kind="stable")]
         self._tried: list[int] = []  # given out, in order
@@ -145,9 +154,12 @@ class Surrogate:
             return None
         mean, deviation = self._posterior()
         best = min(self._scaled().values(), default=0.0) if self._times else float(mean.min())
-        gain = _expected_improvement(best - mean, deviation) * self._chance()
-        gain[~self._free] = -1.0
-        return self.configs[int(gain.argmax())]
+        chance = self._chance() * self._free
+        for doubt in DOUBTS:
+            gain = _expected_improvement(best - mean, doubt * deviation) * chance
+            if gain.max() >= LITTLE:
+                break
+        return self.configs[int(np.where(self._free, gain, -1.0).argmax())]
 
     # --- the process ---------------------------------------------------------------------------------------------------------
 
@@ -172,6 +184,7 @@ class Surrogate:
 
     def _rebuild(self) -> None:
         self._projections: Floats = np.zeros((0, len(self.configs)))
+        self._room = self._projections  # its rows, and room for more
         self._factor: Floats = np.zeros((0, 0))
         families = np.array([family.signal**2 for family in self._families])
         self._variance: Floats = 2 * OFFSET**2 + 2 * DISTRUST**2 * self._predicted**2 + families[self._variant]
@@ -182,7 +195,7 @@ class Surrogate:
         rows = np.stack([self._kernel(number) for number in known])
         gram = rows[:, known] + np.diag([self._noise(number) for number in known])
         self._factor = np.asarray(np.linalg.cholesky(gram), np.float64)
-        self._projections = np.asarray(np.linalg.solve(self._factor, rows), np.float64)
+        self._room = self._projections = np.asarray(np.linalg.solve(self._factor, rows), np.float64)
         self._variance = self._variance - np.einsum("ij,ij->j", self._projections, self._projections)
 
     def _extend(self, number: int) -> None:
@@ -194,7 +207,10 @@ class Surrogate:
         count = len(projection)
         factor = np.zeros((count + 1, count + 1))
         factor[:count, :count], factor[count, :count], factor[count, count] = self._factor, projection, pivot
-        self._factor, self._projections = factor, np.vstack([self._projections, new])
+        if count == len(self._room):
+            self._room = np.vstack([self._room, np.empty((max(16, count // 2), len(self.configs)))])
+        self._room[count] = new
+        self._factor, self._projections = factor, self._room[:count + 1]
         self._variance = self._variance - new**2
         self._known = [*self._known, number]
 
@@ -224,9 +240,16 @@ class Surrogate:
             self._passed_like[family.members] += like
 
     def _chance(self) -> Floats:
-        """That each config is not rejected, by the fate of those like it."""
+        """That each config is not rejected, by the fate of those like it, and of all with the same value of a parameter."""
         chance: Floats = (self._passed_like + PASSED * PASSED_WEIGHT) / (self._tried_like + PASSED_WEIGHT)
-        return chance
+        for number, family in enumerate(self._families):
+            failed = [self._row[one] for one in self._failed if self._variant[one] == number]
+            passed = [self._row[one] for one in self._times if self._variant[one] == number]
+            for numbers in family.numbers.T if failed else ():
+                bad, good = (np.bincount(numbers[rows], minlength=numbers.max() + 1) for rows in (failed, passed))
+                rates = (good + PASSED) / (good + bad + 1.0)
+                chance[family.members] = np.minimum(chance[family.members], rates[numbers])
+        return chance**CAUTION
 
     # --- its fit -------------------------------------------------------------------------------------------------------------
 
@@ -270,15 +293,18 @@ def _fit_family(family: _Family, places: Floats, predicted: Floats, times: Float
                 best, family.signal, family.noise = found, signal, noise
 
 
-def _places(configs: Sequence[Config]) -> list[Floats]:
-    """For each parameter, where each config stands: at a number, neighbouring choices one apart; or, where the choices are names,
-    at a corner, any two of them one apart."""
-    places: list[Floats] = []
-    for position, values in enumerate(variant_of(configs[0].variant).choices.values()):
-        numbers = np.array([values.index(config.params[position][1]) for config in configs])
-        named = isinstance(values[0], str)
-        places.append(0.5 * np.eye(len(values))[numbers] if named else numbers[:, None].astype(np.float64))
-    return places
+def _numbers(configs: Sequence[Config]) -> Ints:
+    """The number of each parameter's value among its choices, for configs of one variant, [configs, parameters]."""
+    choices = variant_of(configs[0].variant).choices.values()
+    places = [{value: number for number, value in enumerate(values)} for values in choices]
+    return np.array([[place[value] for place, (_, value) in zip(places, config.params, strict=True)] for config in configs])
+
+
+def _places(variant: str) -> list[Floats]:
+    """For each parameter, where its choices stand: at a number, neighbours one apart; or, where they are names, at a corner, any
+    two of them one apart."""
+    return [0.5 * np.eye(len(values)) if isinstance(values[0], str) else np.arange(len(values), dtype=np.float64)[:, None]
+            for values in variant_of(variant).choices.values()]
 
 
 def _expected_improvement(gain: Floats, deviation: Floats) -> Floats:
