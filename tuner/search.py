@@ -115,9 +115,7 @@ class ModelSampler(BaseSampler):
         self._learn(study)
         self._proposed = self._choose(trial.number)
         self._take(self._proposed)
-        choices = variant_of(self._proposed.variant).choices
-        return {_VARIANT: CategoricalDistribution(self.variants), **{
-            f"{self._proposed.variant}.{name}": CategoricalDistribution(options) for name, options in choices.items()}}
+        return as_distributions(self._proposed.variant, self.variants)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         """Their values."""
@@ -185,6 +183,13 @@ def by_variant(configs: Sequence[Config]) -> dict[str, Neighbourhood]:
 def as_params(config: Config) -> dict[str, Any]:
     """A config as the parameters of a trial: the variant, and under its name its own parameters."""
     return {_VARIANT: config.variant, **{f"{config.variant}.{name}": value for name, value in config.params}}
+
+
+def as_distributions(variant: str, variants: Sequence[str]) -> dict[str, BaseDistribution]:
+    """The choices of the parameters that as_params gives a config of that variant."""
+    choices = variant_of(variant).choices
+    return {_VARIANT: CategoricalDistribution(variants), **{
+        f"{variant}.{name}": CategoricalDistribution(options) for name, options in choices.items()}}
 
 
 def _of_params(params: Mapping[str, Any]) -> Config | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from codegen.config import Config
 from codegen.errors import CodegenError
 from tuner.arguments import FAILED, OK, USAGE, Parser
 from tuner.errors import InputError, NoValidKernel, TunerError
+from tuner.evaluate import Evaluator
 from tuner.outcome import REJECTED
 from tuner.pipeline import try_in_turn
 from tuner.records import Record, Status
@@ -26,7 +28,8 @@ def replay(field: Field, trials: int, seed: int, faults: Mapping[Config, Fault] 
     ranked = field.candidates
     strategy = Listed(ranked) if len(ranked) <= trials else Guided(ranked, field.predicted, trials, seed)
     records: list[Record] = []
-    try_in_turn(strategy, RecordedJudge(field, faults), lambda: False, records.append)
+    judge = cast(Evaluator, RecordedJudge(field, faults))  # of which only `compile` and `judge` are asked
+    try_in_turn(strategy, judge, lambda: False, records.append)
     return records
 
 

@@ -16,10 +16,10 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from codegen.config import Config, Value
-from codegen.space import variant_of
+from codegen.space import make_config, variant_of
 from tuner.pipeline import IN_FLIGHT
 from tuner.replay.field import Field, play
-from tuner.search import Guided, as_params, by_variant
+from tuner.search import Guided, as_distributions, as_params, by_variant
 from tuner.strategy import Listed
 
 Rival = Callable[[Field, int, int], list[Config]]
@@ -63,14 +63,14 @@ def plain_tpe(field: Field, budget: int, seed: int) -> list[Config]:
                                   for name, options in variant_of(variant).choices.items()}
         study.tell(trial, state=TrialState.FAIL)  # nothing is learned from it, but from what stands in for it
         config = left[variant].nearest(Config(variant, tuple(values.items())))
-        if config is None:
-            continue
-        left[variant].take(config)
+        if config is None:  # nothing is left of the variant
+            config = next(filter(None, (others.nearest(make_config(name)) for name, others in left.items())))
+        left[config.variant].take(config)
         tried.append(config)
         time_us = field.times.get(config)
         study.add_trial(create_trial(
             state=TrialState.PRUNED if time_us is None else TrialState.COMPLETE, value=time_us, params=as_params(config),
-            distributions=trial.distributions))
+            distributions=as_distributions(config.variant, tuple(left))))
     return tried
 
 
