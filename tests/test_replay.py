@@ -175,7 +175,7 @@ def test_a_sample_predicts_what_the_model_does() -> None:
     kernels: dict[str, int] = {}
     one = fit.sample(recorded, kernels)
     expected = [predict(recorded.origin.problem(), config, recorded.origin.limits).time_us for config in recorded.times]
-    assert fit.predicted(one, fit.start(len(kernels))) == pytest.approx(expected)
+    assert fit.predicted(one, fit.start(kernels)) == pytest.approx(expected)
 
 
 def test_a_fit_finds_weights_that_were_hidden_in_the_times() -> None:
@@ -183,13 +183,13 @@ def test_a_fit_finds_weights_that_were_hidden_in_the_times() -> None:
     kernels: dict[str, int] = {}
     spaces = [fit.sample(made_up(rugged, ("row_shared", "row_warp"), 300, shape), kernels)
               for shape in ("4,4,8,16", "32,16,64,64", "8,16,32,128")]
-    hidden = fit.start(len(kernels))
+    hidden = fit.start(kernels)
     for place, factor in ((TERMS.index("issue"), 3.0), (TERMS.index("atomics"), 6.0),
                           (len(TERMS) + 1 + kernels["row_warp"], 2.5)):
         hidden[place] += np.log(factor)
     known = [fit.Sample(one.name, fit.predicted(one, hidden), one.constant, one.terms, one.kernels, one.owners) for one in spaces]
-    found = fit.fit(known[:2], len(kernels))
-    before, after = (fit.spearman(fit.predicted(known[2], logs), known[2].measured) for logs in (fit.start(len(kernels)), found))
+    found = fit.fit(known[:2], kernels)
+    before, after = (fit.spearman(fit.predicted(known[2], logs), known[2].measured) for logs in (fit.start(kernels), found))
     assert after > 0.98 > before
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,9 +86,8 @@ def predicted(one: Sample, logs: Floats) -> Floats:
     return np.asarray(one.constant + np.bincount(one.owners, steps, minlength=len(one.constant)), np.float64)
 
 
-def fit(samples: Sequence[Sample], kernels: int) -> Floats:
-    """The logarithms of the weights that fit best, from those in force on; one after another, to a better value while there is
-    one."""
+def fit(samples: Sequence[Sample], kernels: Iterable[str]) -> Floats:
+    """The logarithms of the weights that fit best: those in force, set one after another to a better value while there is one."""
     logs = start(kernels)
     origin = logs.copy()
 
@@ -116,9 +115,10 @@ def fit(samples: Sequence[Sample], kernels: int) -> Floats:
     return logs
 
 
-def start(kernels: int) -> Floats:
-    """The logarithms of the weights in force, all kernels at 1."""
-    return np.log(np.array([*WEIGHTS.terms, WEIGHTS.overlap, *[1.0] * kernels]))
+def start(kernels: Iterable[str]) -> Floats:
+    """The logarithms of the weights in force: of TERMS, of the overlap, of these kernels."""
+    of_kernels = [WEIGHTS.kernels.get(name, 1.0) for name in kernels]
+    return np.asarray(np.log([*WEIGHTS.terms, WEIGHTS.overlap, *of_kernels]), np.float64)
 
 
 def spearman(first: Floats, second: Floats) -> float:
@@ -142,9 +142,9 @@ def as_weights(logs: Floats, kernels: Sequence[str]) -> Weights:
 def report(samples: Sequence[Sample], kernels: Sequence[str]) -> str:
     """The correlations and the fitted weights for a reader, in Markdown."""
     halves = [[one for number, one in enumerate(samples) if number % 2 == half] for half in (0, 1)]
-    now_in_force = start(len(kernels))
-    fits = [fit(half, len(kernels)) if half else now_in_force for half in halves]
-    of_all = fit(samples, len(kernels))
+    now_in_force = start(kernels)
+    fits = [fit(half, kernels) if half else now_in_force for half in halves]
+    of_all = fit(samples, kernels)
     lines = ["# The cost model on recorded spaces", "",
              f"{now()}, revision {version()}. Spearman's rank correlation of predicted and measured times: of the model in "
              "force, of one fitted to the other half of these spaces (every second one), and of one fitted to all of them.", "",
