@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen import reduction
-from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES, products
+from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, WHOLE
 from codegen.dtypes import CLASS_ERRORS
 from codegen.expr import ONE, ROWS, Expr, ceil_div, const, maximum, minimum
 from codegen.gemm_tiles import Tiles, sizes_of
@@ -12,12 +12,10 @@ from codegen.plan import Buffer, Fill, Launch, Plan, Step
 from codegen.problem import Problem
 from codegen.variant import Clash, Params, Variant, number, round_up
 
-_UNPROMOTED = 512
-"""Depth of a sum on tensor cores that keeps the accuracy of float32 (measured on an H200: 1.8e-6 of the 2e-6 allowed)."""
-
-_TRUNCATIONS = 3 * 256
-"""Products times depth between promotions that keep it: every product truncates the sum once for each step in depth, and errors
-grow with the number (measured on an H200: 3.3e-6 at 6 * 512, 9.9e-7 at 3 * 256, 5.3e-7 at 3 * 128)."""
+_EXACT_DEPTH = 64
+"""Depth of a sum on tensor cores that keeps the accuracy of float32: every product truncates the sum once for each step in depth.
+Measured on an H200 at 8,1024,768,2304 with fp16x3: errors up to 9.9e-7 after 256, 5.3e-7 after 128, 3.5e-7 after 64, and as fast;
+float32 sums of cuBLAS have 3e-7 at a depth of 1024."""
 
 _SPLIT_AGAIN = 8
 """How often values may be taken apart anew: as often, writing and reading their planes takes as long."""
@@ -27,6 +25,9 @@ _CACHED = 128 << 20
 
 _MAX_ROW_STEPS = 4
 """Vectors of eight values of a row that a lane of gemm_prepare and gemm_finish can hold."""
+
+_PARTS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+"""Into how many parts the rows of G may be cut."""
 
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
@@ -46,7 +47,13 @@ def _needs(problem: Problem) -> tuple[bool, bool, bool]:
 def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
     """Whether gemm_prepare reads dy, and whether w: for planes, for scales, and dy for db."""
     dn, g, db = _needs(problem)
-    return tiles.splits_first or (tiles.scaled and (dn or g)) or db, dn and (tiles.splits_first or tiles.scaled)
+    dy = (tiles.splits_first and tiles.holds_dy) or (tiles.scaled and (dn or g)) or (db and not _multiplies_db(problem))
+    return dy, dn and (tiles.scaled or (tiles.splits_first and problem.param_dtype == "float32"))
+
+
+def _multiplies_db(problem: Problem) -> bool:
+    """Whether db comes from products of dy with ones, beside those of G: the tensor cores read 16-bit dy as it is."""
+    return problem.dtype != "float32" and _needs(problem)[1]
 
 
 def _finishes_rows(problem: Problem, params: Params) -> bool:
@@ -76,7 +83,7 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
     if dn or (g and not tiles.splits_first):
         buffers += [Buffer(name, ROWS) for name in ("row_mean", "row_rest", "row_rstd")]
     if dn:
-        if tiles.splits_first:
+        if tiles.splits_first and _prepared(problem, tiles)[1]:
             buffers.append(Buffer("w_planes", const(tiles.planes * tiles.out_pitch * tiles.hidden_pitch), plane))
         if problem.dtype != "float32" and _finishes_rows(problem, params):
             buffers.append(Buffer("dn", ROWS * problem.hidden))
@@ -91,10 +98,11 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
         if tiles.splits_first:
             wanted = {"dy_row_planes": dn, "dy_column_planes": g}
             buffers += [Buffer(name, dy_planes, plane) for name, needed in wanted.items() if needed]
-    elif tiles.splits_first and (dn or g):
+    elif tiles.splits_first and tiles.holds_dy and (dn or g):
         buffers.append(Buffer("dy_planes", dy_planes, plane))
     if db:
-        buffers.append(Buffer("db_parts", tiles.row_parts * tiles.out_pitch))
+        db_parts = parts if _multiplies_db(problem) else tiles.row_parts
+        buffers.append(Buffer("db_parts", db_parts * tiles.out_pitch))
     if "dw" in sums:
         buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))
     buffers += [Buffer(f"{name}_parts", parts * (tiles.g_tiles_o * tiles.hidden_pitch)) for name in ("dgamma", "dbeta")
@@ -138,13 +146,26 @@ def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str |
 
 def _unscaled(problem: Problem, params: Params, limits: Limits) -> str | None:
     if str(params["arithmetic"]).startswith("fp16") and problem.dtype == "float32" and not number(params, "promote"):
-        return "scales of float16 hold for the depth between promotions; take promote=128"
+        return "scales of float16 hold for the depth between promotions; take promote=64"
     return None
 
 
 def _wrong_stages(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if params["split"] == "loop" and problem.dtype == "float32" and params["stages"] != 2:
+    copied = problem.dtype != "float32" or params["arithmetic"] in WHOLE
+    if params["split"] == "loop" and not copied and params["stages"] != 2:
         return f"split=loop stores the next step of depth alone ahead, not stages={params['stages']}; take stages=2"
+    return None
+
+
+def _nothing_to_split(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["arithmetic"] in WHOLE and params["split"] != "loop":
+        return f"arithmetic={params['arithmetic']} reads x, dy and w as they are and makes no planes first; take split=loop"
+    return None
+
+
+def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if (params["arithmetic"] == "ffma") != (params["depth"] == 16):
+        return f"arithmetic={params['arithmetic']} does not go with depth={params['depth']}; ffma takes 16, the others more"
     return None
 
 
@@ -198,17 +219,29 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None  # all of it clashes
 
 
+def _chain(problem: Problem, parts: int, promote: int) -> int:
+    """The most terms that are added one after the other in float32: of dn, along OUT; of G, along one part of the rows."""
+    dn, g, _ = _needs(problem)
+    depth = max(problem.out if dn else 0, -(-problem.rows // parts) if g else 0)
+    return -(-depth // promote) if promote else depth
+
+
 def _inexact(problem: Problem, params: Params) -> str | None:
-    arithmetic = str(params["arithmetic"])
-    if problem.dtype != "float32":
-        return None
+    promote = number(params, "promote")
+    if problem.dtype == "float32" and (reason := _coarse(problem, str(params["arithmetic"]), promote)):
+        return reason
+    chain = _chain(problem, number(params, "parts"), promote)
+    if chain > reduction.max_chain(problem):
+        return f"adds {chain} terms in one float32 chain, more than class {problem.accuracy} bears; take more parts"
+    return None
+
+
+def _coarse(problem: Problem, arithmetic: str, promote: int) -> str | None:
     if CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"arithmetic={arithmetic} meets the accuracy class {FINEST_CLASS[arithmetic]}, not {problem.accuracy}"
-    promote = number(params, "promote")
-    if problem.accuracy == "fp32" and promote * products(arithmetic) > _TRUNCATIONS:
-        return f"truncates sums of {arithmetic} more often in a depth of {promote} than the accuracy of float32 bears"
-    if problem.accuracy == "fp32" and not promote and max(problem.rows, problem.out) > _UNPROMOTED:
-        return f"sums on tensor cores lose the accuracy of float32 after a depth of {_UNPROMOTED}; take promote=128"
+    depth = promote or max(problem.rows, problem.out)
+    if problem.accuracy == "fp32" and arithmetic != "ffma" and depth > _EXACT_DEPTH:
+        return f"sums on tensor cores lose the accuracy of float32 in a depth of {depth}; take promote={_EXACT_DEPTH}"
     return None
 
 
@@ -216,6 +249,9 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
     whole_rows = problem.hidden <= sizes_of(params, "tile")[1]
     if whole_rows and _finishes_rows(problem, params) and 8 * problem.rows * problem.hidden > _CACHED:
         return "dn would be written to memory and read again, where finish=epilogue needs neither"
+    if params["split"] == "first" and problem.dtype != "float32" and problem.wants <= {"dx", "db"} and not _prepared(
+            problem, Tiles.of(problem, params))[1]:
+        return f"{problem.dtype} data has nothing to take apart here; split=loop does the same"
     if params["finish"] == "epilogue" and "dx" not in problem.wants:
         return "without dx there is nothing to finish; finish=second does the same"
     return _wasteful_arithmetic(problem, params) or _wasteful_tile(problem, params) or _wasteful_order(problem, params)
@@ -224,10 +260,15 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
     arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
     finer = CLASS_ERRORS[FINEST_CLASS[arithmetic]] < CLASS_ERRORS[problem.accuracy]
-    if problem.dtype == "float32" and finer and PLANES[arithmetic] > 1:  # one plane meets any coarser class
+    cheapest = arithmetic == "fp16" or (arithmetic == "tf32" and problem.accuracy != "bf16")  # of those that meet the class
+    if problem.dtype == "float32" and finer and not cheapest:
         return f"arithmetic={arithmetic} does more than the accuracy class {problem.accuracy} asks for"
-    if promote and arithmetic in ("bf16", "fp16") and (problem.dtype != "float32" or arithmetic == "bf16"):
+    if promote and (problem.dtype != "float32" or arithmetic in ("bf16", "tf32")):
         return f"the accuracy class {problem.accuracy} needs no promotion; take promote=0"
+    if arithmetic == "ffma" and params["stages"] != 3:
+        return "stages of ffma are small, and products over one last long; stages=3 is enough and fits"
+    if arithmetic == "ffma" and promote != (0 if _chain(problem, number(params, "parts"), 0) <= reduction.CHAIN else 256):
+        return f"ordinary sums are cut where they are longer than {reduction.CHAIN} terms, and then by promote=256"
     if promote > 128 and promote >= 2 * max(problem.rows, problem.out):
         return f"no sum is as deep as promote={promote}; promote=128 does the same"
     return None
@@ -247,11 +288,12 @@ def _wasteful_tile(problem: Problem, params: Params) -> str | None:
 
 def _wasteful_order(problem: Problem, params: Params) -> str | None:
     tiles, parts, group = Tiles.of(problem, params), number(params, "parts"), number(params, "group")
-    if not tiles.splits_first and problem.dtype == "float32" and tiles.tiles_h > _SPLIT_AGAIN:
+    if tiles.holds_dy and not tiles.splits_first and tiles.tiles_h > _SPLIT_AGAIN:
         return f"split=loop takes dy apart anew for each of {tiles.tiles_h} columns of tiles; split=first does it once"
     if parts > 1 and -(-problem.rows // tiles.part) < parts:
         return f"{problem.rows} rows make fewer than {parts} parts of {tiles.part}"
-    if parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES:
+    if (parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES
+            and _chain(problem, _PARTS[_PARTS.index(parts) - 1], tiles.promote) <= reduction.max_chain(problem)):
         return f"fewer than {parts} parts already make enough tiles of G"
     if group > 4 and group * tiles.block_m >= 2 * max(problem.rows, problem.out):
         return f"group={group} is more than there are rows of tiles; group=4 does the same"
@@ -286,16 +328,17 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="gemm_mma",
     summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
-    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "loop"),
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16", "tf32x3", "tf32", "ffma"), "split": ("first", "loop"),
              "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
-             "promote": (64, 128, 256, 0), "depth": (32, 64), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
-             "parts": (1, 2, 3, 4, 8, 16, 32, 64), "finish": ("second", "epilogue"), "group": (8, 4)},
-    defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 128, "depth": 64,
+             "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4),
+             "reduction": ("two_pass", "atomic", "direct"), "parts": _PARTS, "finish": ("second", "epilogue"), "group": (8, 4)},
+    defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 64, "depth": 64,
               "stages": 3, "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
              Clash(("tile", "finish"), _beyond_tile),
-             Clash(("arithmetic", "promote"), _unscaled), Clash(("split", "stages"), _wrong_stages),
+             Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages),
+             Clash(("arithmetic", "split"), _nothing_to_split), Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), _mismatched),
              Clash(("arithmetic", "split", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.arithmetic import PLANES
+from codegen.arithmetic import PLANES, WHOLE, value_bytes
 from codegen.expr import ROWS, Expr, ceil_div
 from codegen.problem import Problem
 from codegen.variant import Params, number, power_of_two, round_up
@@ -13,8 +13,11 @@ from codegen.variant import Params, number, power_of_two, round_up
 PART = 256
 """Rows that share a partial sum of db where neither scales nor promotion say otherwise."""
 
-LEAST_PART = 128
-"""Rows that do at least, and columns of dy that share scales with them: fewer would make more scales than they are worth."""
+NARROW = 128
+"""Columns of x up to which preparing dy takes longer than multiplying it. Then larger parts of dy pay, which make fewer scales
+and
+are read in longer pieces; else smaller ones, which keep more blocks of gemm_prepare busy and need no look-up of scales within a
+part. Measured on an H200, parts of 64 against 128: 1,262144,128,512 1266 against 1183 us, 8,1024,768,2304 572 against 583."""
 
 W_COLUMNS = 64
 """Columns of a tile of w that a block of gemm_prepare takes."""
@@ -34,12 +37,12 @@ class Tiles:
         block_m, block_n, block_k: a block's tile of a product, and the depth of one stage.
         warps_m, warps_n: how the warps share the tile.
         stages: stages of shared memory.
-        planes: 16-bit numbers that stand for one value.
+        arithmetic: of the products.
         scaled: whether operands are scaled by powers of two.
         promote: depth between promotions to ordinary float sums; 0: never.
         part: rows, and columns of dy, that share scales and a partial sum of db.
         splits_first: whether gemm_prepare takes values apart, not the products themselves.
-        holds_dy: whether dy passes registers on its way into the products, as x and w do; else it is copied.
+        holds_dy: whether dy passes registers on its way into the products, as x does; else it is copied.
         finishes: whether a tile of dn becomes one of dx at once.
         hidden, out: sizes of the problem.
     """
@@ -50,7 +53,7 @@ class Tiles:
     warps_m: int
     warps_n: int
     stages: int
-    planes: int
+    arithmetic: str
     scaled: bool
     promote: int
     part: int
@@ -66,12 +69,23 @@ class Tiles:
         block_m, block_n = sizes_of(params, "tile")
         warps_m, warps_n = sizes_of(params, "warps")
         arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
-        part = max(promote, LEAST_PART) if promote else PART
+        splits_first = params["split"] == "first"
+        part = max(promote, 64 if splits_first and problem.hidden > NARROW else 128) if promote else PART
         return cls(
-            block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), planes=PLANES[arithmetic],
+            block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), arithmetic,
             scaled=problem.dtype == "float32" and arithmetic.startswith("fp16"), promote=promote, part=part,
-            splits_first=params["split"] == "first", holds_dy=problem.dtype == "float32",
+            splits_first=splits_first, holds_dy=problem.dtype == "float32" and arithmetic not in WHOLE,
             finishes=params["finish"] == "epilogue", hidden=problem.hidden, out=problem.out)
+
+    @property
+    def planes(self) -> int:
+        """Numbers that stand for one value."""
+        return PLANES[self.arithmetic]
+
+    @property
+    def whole(self) -> bool:
+        """Whether values are multiplied as they stand in memory, or taken apart only in the fragments."""
+        return self.arithmetic in WHOLE
 
     @property
     def threads(self) -> int:
@@ -154,9 +168,10 @@ class Tiles:
     @property
     def shared_bytes(self) -> int:
         """Of a block of gemm_mma: the stages and scales, or what the epilogues of G and of dn need."""
-        stages = self.stages * self.planes * (self.block_m + self.block_n) * self.block_k * 2
+        stages = self.stages * value_bytes(self.arithmetic) * (self.block_m + self.block_n) * self.block_k
         scales = 4 * self.scales_slots * (self.block_m + self.block_n) if self.scaled else 0
-        return max(stages + scales, 4 * (self.block_m + 2 * self.warps_m * self.block_n), 8 * self.warps_n * self.block_m)
+        dn = 4 * self.block_m * (self.block_n + 8) if self.finishes else 0
+        return max(stages + scales, 4 * (self.block_m + 2 * self.warps_m * self.block_n), dn)
 
     @property
     def prepare_shared_bytes(self) -> int:
@@ -177,17 +192,22 @@ class Tiles:
     def held_registers(self) -> int:
         """Of a thread, for values of the next step of depth, and for the statistics of their rows of x."""
         values = (self.block_n + (self.block_m if self.holds_dy else 0)) * self.block_k
-        return values // self.threads + 3 * (self.block_n * self.block_k // (8 * self.threads))
+        rows = 8 * self.block_k if self.whole else self.block_n * self.block_k // 8  # of all threads
+        return values // self.threads + 3 * -(-rows // self.threads)
 
     @property
     def registers(self) -> int:
         """Estimate for a thread of gemm_mma: sums, twice where they are promoted, a set of fragments, and 48 for the next set, as
         much of it as fits, and for addresses; or sums, as many values of xhat, and 48. Where the main loop takes values apart,
-        that next set in full, what is held of the operands, and 72, more in deeper stages. From compiled kernels."""
+        that next set in full, what is held of the operands, and 72, more in deeper stages. Where values are whole: two sets of
+        them, low parts of one, what is held of x, and 50. From compiled kernels."""
         warp_m, warp_n = self.block_m // self.warps_m, self.block_n // self.warps_n
         sums = warp_m * warp_n // 32
         fragments = self.planes * (warp_m // 16 * 4 + warp_n // 8 * 2)
         loop = sums * (2 if self.promote else 1) + fragments + 48
-        if not self.splits_first:
+        if self.whole:
+            values = warp_m // 16 * 4 + warp_n // 8 * (4 if self.arithmetic == "ffma" else 2)
+            loop = sums * (2 if self.promote else 1) + 2 * values + 12 * (self.planes - 1) + self.held_registers + 50
+        elif not self.splits_first:
             loop += fragments + self.held_registers + 72 - 48 + self.planes * (self.block_k - 32) // 2
         return max(loop, sums * (2 if self.finishes else 1) + 48)

@@ -17,6 +17,7 @@ SOLE_IMPORTERS = {
     "kernel_tuner": ("tuner/replay/kernel_tuner.py",),
     "pycuda": ("tuner/executors/cuda",),
     "cuda": ("tuner/executors/cuda",),
+    "pynvml": ("tuner/timing/nvml.py",),
 }
 FORBIDDEN_IN_CODEGEN = {"numpy", "pycuda", "cuda", "optuna", "rich", "tuner"}
 

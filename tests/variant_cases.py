@@ -63,18 +63,18 @@ def _config(variant: str, reduction: str, arithmetic: Value | None, dtype: str) 
         chosen["arithmetic"] = arithmetic
     if "grads" in choices:
         chosen["grads"] = "identity" if reduction in ("column_blocks", "two_pass") else "direct"
-    return fitted(make_config(variant, chosen), SMALL_SHAPE, dtype)
+    return fitted(make_config(variant, chosen), SMALL_SHAPE, dtype, kept=("reduction", "arithmetic"))
 
 
 @cache
 def fitted(config: Config, shape: Shape, dtype: str = "float32", param_dtype: str = "",
-           deterministic: bool = False) -> Config | None:
+           deterministic: bool = False, kept: tuple[str, ...] = KEPT) -> Config | None:
     """The config where it can run the shape; else the nearest of its variant, reduction and arithmetic that can; None: none.
 
     A test that gets None has nothing to run; `test_some_variant_runs_every_shape` says of which variants that may be.
     """
     problem = Problem.of(shape, dtype=dtype, param_dtype=param_dtype, accuracy=coarsest(dtype), deterministic=deterministic)
-    return nearest_runnable(problem, config, LIMITS, KEPT)
+    return nearest_runnable(problem, config, LIMITS, kept)
 
 
 def coarsest(dtype: str) -> str:
@@ -128,7 +128,8 @@ def other_way(config: Config) -> list[str]:
 def in_other_ways(config: Config) -> list[Config]:
     """The config, and where its reduction is that of the variant's defaults also in the other ways there are."""
     ways = OTHER_WAYS.get(config.variant, []) if config["reduction"] == VARIANTS[config.variant].defaults["reduction"] else []
-    return [config, *(make_config(config.variant, {**config.as_dict(), **values}) for values in ways)]
+    others = (make_config(config.variant, {**config.as_dict(), **values}) for values in ways)
+    return list(dict.fromkeys([config, *others]))
 
 
 EACH = [config for name in VARIANTS for pair in pairs(name) for config in in_other_ways(config_of(name, *pair))]

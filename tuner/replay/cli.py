@@ -11,7 +11,7 @@ from codegen.config import Config
 from codegen.errors import CodegenError
 from tuner.arguments import FAILED, OK, USAGE, Parser
 from tuner.errors import InputError, NoValidKernel, TunerError
-from tuner.evaluate import Evaluator
+from tuner.evaluate import Judge
 from tuner.outcome import REJECTED
 from tuner.pipeline import try_in_turn
 from tuner.records import Record, Status
@@ -28,7 +28,7 @@ def replay(field: Field, trials: int, seed: int, faults: Mapping[Config, Fault] 
     ranked = field.candidates
     strategy = Listed(ranked) if len(ranked) <= trials else Guided(ranked, field.predicted, trials, seed)
     records: list[Record] = []
-    judge = cast(Evaluator, RecordedJudge(field, faults))  # of which only `compile` and `judge` are asked
+    judge = cast(Judge, RecordedJudge(field, faults))  # of which only `compile` and `judge` are asked
     try_in_turn(strategy, judge, lambda: False, records.append)
     return records
 

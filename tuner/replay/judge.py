@@ -21,8 +21,8 @@ class Fault(StrEnum):
 
 
 _REJECTED = {
-    Fault.ILLEGAL_ACCESS: (Status.LAUNCH_ERROR, "an illegal memory access was encountered"),
-    Fault.HANG: (Status.LAUNCH_ERROR, "did not end in time and was given up"),
+    Fault.ILLEGAL_ACCESS: (Status.CRASH, "an illegal memory access was encountered"),
+    Fault.HANG: (Status.HANG, "did not end in time and was given up"),
     Fault.WRONG_RESULT: (Status.WRONG, "dx differs from the reference"),
 }
 

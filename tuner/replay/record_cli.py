@@ -22,7 +22,7 @@ from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
 from tuner.candidates import Space, survey
 from tuner.choose import open_executor
 from tuner.errors import DeviceLost, InputError, InputTypeError, TunerError
-from tuner.evaluate import Evaluator
+from tuner.evaluate import Evaluator, Material
 from tuner.executors import Executor
 from tuner.provenance import now, version
 from tuner.replay.recorded import Origin, Recorded, Slice, load
@@ -90,13 +90,14 @@ def _record(options: argparse.Namespace, command: str) -> int:
         space = survey(request.problem(), executor.limits, request.variants)
         recorded = _begun(_origin(request, space, executor), space, options.out)
         recorded.slices.append(Slice(now(), version(), command))
-        evaluator = Evaluator(executor, space.problem, eps=request.eps, seed=request.seed)
+        material = Material(space.problem, eps=request.eps, seed=request.seed, measures=True)
+        evaluator = Evaluator(executor, space.problem, material=material)
         ticker = _Ticker(began)
 
         def out_of_time() -> bool:
             return options.timeout is not None and time.monotonic() >= began + options.timeout
 
-        complete = Recorder(recorded, space, evaluator, options.out, out_of_time, ticker.show).run()
+        complete = Recorder(recorded, space, evaluator, material, options.out, out_of_time, ticker.show).run()
     print(_summary(recorded, complete), flush=True)
     return OK if complete else FAILED
 

@@ -19,14 +19,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 from codegen.config import Config
 from tuner.arguments import FAILED
 from tuner.candidates import Space
 from tuner.costmodel import plausible_us
 from tuner.errors import DeviceLost, LaunchError
-from tuner.evaluate import HOPELESS, QUICK_SAMPLES, QUICK_SECONDS, SAMPLES, SECONDS, Compiled, Evaluator
-from tuner.executors import Program
+from tuner.evaluate import HOPELESS, QUICK_SAMPLES, QUICK_SECONDS, SAMPLES, SECONDS, Compiled, Evaluator, Material
+from tuner.executors import Program, TimedProgram
 from tuner.guess import rank
 from tuner.outcome import spills
 from tuner.pipeline import thread_pool
@@ -72,17 +73,19 @@ class Recorder:
     Args:
         recorded: what is there already; it grows.
         space: all there is to record.
-        evaluator: compiles, and runs on the GPU.
+        evaluator: compiles.
+        material: the data of the probe and of the timing.
         path: where it is saved, every SAVE_EVERY_S and at the end, whatever ends it.
         out_of_time: whether to stop.
         on_progress: told after each config.
     """
 
-    def __init__(self, recorded: Recorded, space: Space, evaluator: Evaluator, path: Path, out_of_time: Callable[[], bool],
-                 on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, recorded: Recorded, space: Space, evaluator: Evaluator, material: Material, path: Path,
+                 out_of_time: Callable[[], bool], on_progress: Callable[[Progress], None]) -> None:
         self._recorded = recorded
         self._space = space
         self._evaluator = evaluator
+        self._material = material
         self._path = path
         self._out_of_time = out_of_time
         self._on_progress = on_progress
@@ -147,7 +150,7 @@ class Recorder:
         if spills(Record(compiled.config, Status.OK, resources=resources)):
             return Result(Status.SPILLS, "keeps values in local memory, for want of registers", resources=resources)
         try:
-            verdict = self._evaluator.validator.screen(program.run)
+            verdict = self._material.validator.screen(program.run)
             if not verdict.ok:
                 return Result(Status.WRONG, verdict.reason, resources=resources)
             time_us = self._time(program)
@@ -161,10 +164,14 @@ class Recorder:
         return Result(Status.OK, time_us=time_us, resources=resources)
 
     def _time(self, program: Program) -> float:
-        time_us = self._evaluator.time(program, QUICK_SAMPLES, QUICK_SECONDS)
+        time_us = self._time_once(program, QUICK_SAMPLES, QUICK_SECONDS)
         if self._best is None or time_us <= HOPELESS * self._best[1]:
-            time_us = self._evaluator.time(program, SAMPLES, SECONDS)
+            time_us = self._time_once(program, SAMPLES, SECONDS)
         return time_us
+
+    def _time_once(self, program: Program, samples: int, seconds: float) -> float:
+        return cast(TimedProgram, program).time(
+            self._material.timed_inputs, self._space.problem.wants, samples=samples, budget_s=seconds, regime="warm").median
 
     def _time_again(self) -> bool:
         """The fastest in turns; whether there was time for it."""
@@ -180,7 +187,7 @@ class Recorder:
                 if self._out_of_time():
                     return False
                 with self._watched(config):
-                    found[config].append(self._evaluator.time(programs[config], SAMPLES, SECONDS))
+                    found[config].append(self._time_once(programs[config], SAMPLES, SECONDS))
                 self._on_progress(Progress("timing the fastest again", round_ * len(programs) + number + 1,
                                            AGAIN_ROUNDS * len(programs), self._best))
         for config, samples in found.items():
