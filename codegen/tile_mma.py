@@ -46,7 +46,7 @@ class _Sizes:
         dy_lanes = min(32, max(4, power_of_two(o_padded // 4)))
         tiles = stages * rows * (round_up(h_padded * item, 128) + round_up(o_padded * item, 128))
         dy_groups = 32 // dy_lanes * min(warps, rows // 8) if problem.dtype == "float32" else 1
-        floats = rows * (4 + 2 * across) + h_padded + dy_groups * o_padded + (rows + o_padded if scaled else 0)
+        floats = rows * (4 + 2 * across) + h_padded + dy_groups * o_padded + (rows + o_padded + 4 if scaled else 0)
         shared = o_padded * round_up(h_padded * planes * 2, 128) + tiles + 4 * floats
         return cls(rows, warps, across, blocks, planes, scaled, h_padded, o_padded, g_warps_o, g_warps_h, shared)
 
