@@ -19,6 +19,8 @@ _WORKING_REGISTERS = 32
 """The least a thread needs beside its sums and its part of xhat. What is allowed may still spill a little; it is then slower, and
 measured so; what is refused would spill its sums."""
 _MAX_REGISTERS = 255
+_PADDING = 16
+"""Bytes past the end of each row in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,11 @@ class _Sizes:
         planes, scaled = PLANES[str(params["arithmetic"])], _is_scaled(problem, params)
         o_padded, h_padded, g_warps_o, g_warps_h = _warps_of_g(problem, warps, across)
         item = ITEMSIZE[problem.dtype]
-        dy_lanes = min(32, max(4, power_of_two(o_padded // 4)))
-        tiles = stages * rows * (round_up(h_padded * item, 128) + round_up(o_padded * item, 128))
-        dy_groups = 32 // dy_lanes * min(warps, rows // 8) if problem.dtype == "float32" else 1
+        dy_lanes = min(32, max(8, power_of_two(o_padded // 4)))
+        tiles = stages * rows * ((h_padded + o_padded) * item + 2 * _PADDING)
+        dy_groups = 32 // dy_lanes * warps if problem.dtype == "float32" else 1
         floats = rows * (4 + 2 * across) + h_padded + dy_groups * o_padded + (rows + o_padded + 4 if scaled else 0)
-        shared = o_padded * round_up(h_padded * planes * 2, 128) + tiles + 4 * floats
+        shared = o_padded * (h_padded * planes * 2 + _PADDING) + tiles + 4 * floats
         return cls(rows, warps, across, blocks, planes, scaled, h_padded, o_padded, g_warps_o, g_warps_h, shared)
 
     @property
@@ -61,10 +63,8 @@ class _Sizes:
 
     @property
     def registers(self) -> int:
-        """Estimate: G and a second set of sums that is promoted into it, or dn and xhat."""
-        g = self.o_padded * self.h_padded // self.threads
-        dn = self.rows * self.h_padded // self.threads
-        return g + max(g if self.scaled else 0, 2 * dn) + _WORKING_REGISTERS
+        """Estimate: G, dn and xhat."""
+        return (self.o_padded + 2 * self.rows) * self.h_padded // self.threads + _WORKING_REGISTERS
 
 
 def _is_scaled(problem: Problem, params: Params) -> bool:
@@ -113,7 +113,7 @@ def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str |
 
 def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
     rows, warps, across = (number(params, name) for name in ("rows", "warps", "across"))
-    if (rows % (8 * warps) and rows != 4 * warps) or (rows * across) % (16 * warps):
+    if rows % (4 * warps) or (rows * across) % (16 * warps):
         return f"{warps} warps, {across} to a row, do not share out tiles of {rows} rows"
     return None
 
