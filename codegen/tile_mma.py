@@ -160,7 +160,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
     sizes = _Sizes.of(problem, params)
     named = {"THREADS": sizes.threads, "WARPS": sizes.warps, "BLOCKS": sizes.blocks, "TILE_ROWS": sizes.rows,
-             "ACROSS": sizes.across, "STAGES": number(params, "stages"), "AHEAD": number(params, "ahead"),
+             "ACROSS": sizes.across, "STAGES": number(params, "stages"), "TURNS": number(params, "turns"),
              "H_PADDED": sizes.h_padded, "O_PADDED": sizes.o_padded,
              "G_WARPS_O": sizes.g_warps_o, "G_WARPS_H": sizes.g_warps_h}
     if params["reduction"] == "two_pass":
@@ -172,9 +172,9 @@ VARIANT = Variant(
     name="tile_mma",
     summary="tile_mma: one pass over x and dy for small w; tensor cores multiply, w and G = dy^T @ xhat stay on chip.",
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "rows": (16, 32, 64, 128, 256), "warps": (4, 8, 16),
-             "across": (1, 2, 4), "stages": (1, 2, 3), "blocks": (1, 2, 3, 4), "ahead": (0, 1),
+             "across": (1, 2, 4), "stages": (1, 2, 3), "blocks": (1, 2, 3, 4), "turns": (0, 1),
              "reduction": ("atomic", "two_pass", "single_block")},
-    defaults={"arithmetic": "fp16x3", "rows": 64, "warps": 8, "across": 2, "stages": 2, "blocks": 1, "ahead": 1,
+    defaults={"arithmetic": "fp16x3", "rows": 64, "warps": 8, "across": 4, "stages": 2, "blocks": 1, "turns": 0,
               "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("rows", "warps", "across"), _wrong_tile),
