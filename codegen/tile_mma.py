@@ -15,12 +15,13 @@ from codegen.variant import Clash, Params, Variant, number, power_of_two, round_
 
 _DETERMINISTIC_SMS = 132
 """How many SMs a deterministic grid is made for, whatever GPU it runs on: those of an H100 or H200."""
-_WORKING_REGISTERS = 32
-"""The least a thread needs beside its sums and its part of xhat. What is allowed may still spill a little; it is then slower, and
-measured so; what is refused would spill its sums."""
+_WORKING_REGISTERS = {"float32": 48, "float16": 32, "bfloat16": 32}
+"""The least a thread needs beside its sums and its part of xhat, by data type: fragments, and for float32 the sums of a few
+steps of depth. What is allowed may still spill a little; it is then slower, and measured so; what is refused would spill its
+sums."""
 _MAX_REGISTERS = 255
 _PADDING = 16
-"""Bytes past the end of each row in shared memory."""
+"""Bytes past the end of each row of w in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,7 @@ class _Sizes:
     warps: int
     across: int
     blocks: int
-    planes: int
-    scaled: bool
+    working: int
     h_padded: int
     o_padded: int
     g_warps_o: int
@@ -46,11 +46,12 @@ class _Sizes:
         o_padded, h_padded, g_warps_o, g_warps_h = _warps_of_g(problem, warps, across)
         item = ITEMSIZE[problem.dtype]
         dy_lanes = min(32, max(8, power_of_two(o_padded // 4)))
-        tiles = stages * rows * ((h_padded + o_padded) * item + 2 * _PADDING)
+        tiles = stages * rows * (round_up(h_padded * item, 128) + round_up(o_padded * item, 128))
         dy_groups = 32 // dy_lanes * warps if problem.dtype == "float32" else 1
         floats = rows * (4 + 2 * across) + h_padded + dy_groups * o_padded + (rows + o_padded + 4 if scaled else 0)
         shared = o_padded * (h_padded * planes * 2 + _PADDING) + tiles + 4 * floats
-        return cls(rows, warps, across, blocks, planes, scaled, h_padded, o_padded, g_warps_o, g_warps_h, shared)
+        working = _WORKING_REGISTERS[problem.dtype]
+        return cls(rows, warps, across, blocks, working, h_padded, o_padded, g_warps_o, g_warps_h, shared)
 
     @property
     def threads(self) -> int:
@@ -64,7 +65,7 @@ class _Sizes:
     @property
     def registers(self) -> int:
         """Estimate: G, dn and xhat."""
-        return (self.o_padded + 2 * self.rows) * self.h_padded // self.threads + _WORKING_REGISTERS
+        return (self.o_padded + 2 * self.rows) * self.h_padded // self.threads + self.working
 
 
 def _is_scaled(problem: Problem, params: Params) -> bool:
@@ -116,6 +117,11 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
     if rows % (4 * warps) or (rows * across) % (16 * warps):
         return f"{warps} warps, {across} to a row, do not share out tiles of {rows} rows"
     return None
+
+
+def _no_turns(problem: Problem, params: Params, limits: Limits) -> str | None:
+    alone = params["turns"] == 1 and number(params, "warps") == 4
+    return "the 4 warps of a block have a scheduler each, so that none can take turns; take turns=0" if alone else None
 
 
 def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -178,5 +184,6 @@ VARIANT = Variant(
               "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("rows", "warps", "across"), _wrong_tile),
+             Clash(("warps", "turns"), _no_turns),
              Clash(("arithmetic", "rows", "warps", "across", "stages", "blocks"), _too_large)),
 )
