@@ -222,6 +222,19 @@ def test_the_command_line_takes_data_types_and_a_class(capsys: pytest.CaptureFix
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("rows", "parts", "promote", "exact"), [
+    (4096 * 64, 1, 64, True), (4096 * 64 + 1, 1, 64, False), (4096 * 64 + 1, 2, 64, True),
+    (1 << 25, 64, 64, False), (1 << 25, 128, 64, True)])
+def test_gemm_mma_adds_no_long_chains(rows: int, parts: int, promote: int, exact: bool) -> None:
+    config = make_config("gemm_mma", {"parts": parts, "reduction": "direct" if parts == 1 else "two_pass", "promote": promote})
+    reason = why_inexact(Problem(rows, 64, 64), config)
+    assert reason is None if exact else reason is not None and "in one float32 chain" in reason
+
+
+def test_many_rows_have_configs_of_gemm_mma() -> None:
+    assert valid_configs(Problem(1 << 25, 64, 64), LIMITS, ["gemm_mma"])
+
+
 # --- golden sources -----------------------------------------------------------------------------------------------
 
 
