@@ -20,6 +20,8 @@ _WORKING_REGISTERS = {"float32": 48, "float16": 32, "bfloat16": 32}
 steps of depth. What is allowed may still spill a little; it is then slower, and measured so; what is refused would spill its
 sums."""
 _MAX_REGISTERS = 255
+_ROWS_AT_ONCE = 32
+"""Rows of float32 data over which tensor cores add up for G (`steps_at_once` in templates/tile_mma_shared.cu.j2)."""
 _PADDING = 16
 """Bytes past the end of each row of w in shared memory."""
 
@@ -149,9 +151,9 @@ def _inexact(problem: Problem, params: Params) -> str | None:
     arithmetic, tile_rows = str(params["arithmetic"]), number(params, "rows")
     if problem.dtype == "float32" and CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"{arithmetic} products are coarser than the accuracy class {problem.accuracy}"
-    # A chain of G and db has one term for every tile of a block; without scales the tensor cores add up row by row.
+    # A term of a chain of G is what tensor cores add up from zero: two steps of depth. On 16-bit data they go on, row by row.
     chains = 1 if params["reduction"] == "single_block" else _DETERMINISTIC_SMS * number(params, "blocks")
-    return reduction.long_chain(problem, chains * (tile_rows if _is_scaled(problem, params) else 1))
+    return reduction.long_chain(problem, chains * (min(tile_rows, _ROWS_AT_ONCE) if problem.dtype == "float32" else 1))
 
 
 def _wasteful(problem: Problem, params: Params) -> str | None:

@@ -559,7 +559,7 @@ __device__ __forceinline__ void tile_statistics(const Params& p, const Shared& s
       for (int group = 0; group < GROUPS; ++group) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const bool inside = HIDDEN % 32 == 0 || group * 32 + lane % 8 * 4 + i < HIDDEN;
+          const bool inside = HIDDEN == 32 * GROUPS || group * 32 + lane % 8 * 4 + i < HIDDEN;
           const float d = inside ? x[group][i] - mean : 0.0f;
           sum_d[i] += d;
           sum_d2[i] = fmaf(d, d, sum_d2[i]);
