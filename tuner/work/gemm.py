@@ -36,6 +36,11 @@ def _in_loop(setting: Setting) -> bool:
     return setting.params["split"] == "loop"
 
 
+def _in_fragments(setting: Setting) -> bool:
+    """Whether the products copy dy as it is, and take it apart in the fragments."""
+    return setting.params["split"] == "fragments"
+
+
 def _in_epilogue(setting: Setting) -> bool:
     """Whether the products' epilogue turns dn into dx."""
     return setting.params["finish"] == "epilogue"
@@ -45,7 +50,7 @@ def _prepare(setting: Setting) -> Work:
     problem, part = setting.problem, setting.constants["PART"]
     rows, hidden, out = problem.rows, problem.hidden, problem.out
     written = 0.0 if _in_loop(setting) else _PAIR * _planes(setting)
-    sets = _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
+    sets = 0 if _in_fragments(setting) else _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
     held = part <= 128
     read_again = 0 if held or not written or not _is_scaled(setting) else 1
     dy = float(rows * out) * (setting.data_size * (1 + read_again) + written * sets) if "DY_TILES_O" in setting.constants else 0.0
@@ -79,9 +84,12 @@ def _gemm(setting: Setting) -> Work:
     warp_m, warp_n = block_m / constants["WARPS_M"], block_n / constants["WARPS_N"]
     matrix_instructions = made_of * warp_m / 16 * warp_n / 8
     loads = planes * (warp_m / 16 + warp_n / 16)
-    copies = planes * (block_m + block_n) * 16 * _PAIR / 16 / setting.threads  # for one thread
+    dy_bytes = 4.0 if _in_fragments(setting) else planes * _PAIR
+    copies = (dy_bytes * block_m + planes * _PAIR * block_n) * 16 / 16 / setting.threads  # for one thread
     promoted = warp_m * warp_n / 32 * 2 * 16 / constants["PROMOTE"] if "PROMOTE" in constants else 0.0
     taken_apart = (block_m * (setting.data_size == 4) + block_n) * 16 / setting.threads if _in_loop(setting) else 0.0  # values
+    if _in_fragments(setting):  # by each of the warps that share rows; a thread also looks at what it has copied
+        taken_apart = warp_m * 16 / 32 + (block_m * 16 / setting.threads if _is_scaled(setting) else 0.0)
     step_instructions = matrix_instructions + loads + 4 * copies + promoted + taken_apart * (3 + 3 * planes)
     # One warp alone: an instruction of its own every six cycles, and once a stage a barrier and the first fragments behind it.
     step_chain = max(matrix_instructions * 6.0, MATRIX) + 16 / block_k * (BARRIER + SHARED + 2 * MATRIX)
@@ -89,7 +97,8 @@ def _gemm(setting: Setting) -> Work:
     if _in_epilogue(setting):
         ending += warp_m * warp_n / 32 * 4.0 + 4 * L2 + 2 * BARRIER
     value_bytes = float(setting.data_size) if _in_loop(setting) else planes * _PAIR
-    tile_bytes = value_bytes * deep / tiles * (block_m + block_n) + 8.0 * block_m * block_n
+    of_a, of_b = block_m * (dy_bytes if _in_fragments(setting) else value_bytes), block_n * value_bytes
+    tile_bytes = deep / tiles * (of_a + of_b) + 8.0 * block_m * block_n
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
         chain=3 * L2 + steps * step_chain + ending, instructions=setting.warps * (steps * step_instructions + ending),
