@@ -1,4 +1,7 @@
-"""How products of float values are made of products that the hardware has: the one table of it (templates/_mma.cu.j2, _gemm_whole.cu.j2)."""
+"""How products of float values are made of products that the hardware has: the one table of it.
+
+The templates _mma.cu.j2 and _gemm_whole.cu.j2 follow it.
+"""
 
 from __future__ import annotations
 

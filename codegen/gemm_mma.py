@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen import reduction
-from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, PLANES, WHOLE
+from codegen.arithmetic import FINEST_CLASS, OWN_ARITHMETIC, WHOLE
 from codegen.dtypes import CLASS_ERRORS
 from codegen.expr import ONE, ROWS, Expr, ceil_div, const, maximum, minimum
 from codegen.gemm_tiles import Tiles, sizes_of
@@ -25,6 +25,9 @@ _CACHED = 128 << 20
 
 _MAX_ROW_STEPS = 4
 """Vectors of eight values of a row that a lane of gemm_prepare and gemm_finish can hold."""
+
+_PARTS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+"""Into how many parts the rows of G may be cut."""
 
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
@@ -160,7 +163,7 @@ def _nothing_to_split(problem: Problem, params: Params, limits: Limits) -> str |
     if params["split"] == "fragments" and problem.dtype != "float32":
         return f"{problem.dtype} data is multiplied as it is, with nothing to take apart in the fragments; take split=first"
     if params["arithmetic"] in WHOLE and params["split"] != "loop":
-        return f"arithmetic={params['arithmetic']} reads x, dy and w as they are; there are no planes to make first, take split=loop"
+        return f"arithmetic={params['arithmetic']} reads x, dy and w as they are and makes no planes first; take split=loop"
     return None
 
 
@@ -169,7 +172,7 @@ def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | 
     if params["split"] != "fragments":
         return None
     if params["depth"] != 64 or number(params, "promote") not in (0, 64):
-        return f"split=fragments scales 64 of depth at once, not {params['depth']} and {params['promote']}; take depth=64, promote=64"
+        return "split=fragments scales 64 of depth at once; take depth=64 and promote=64"
     if params["stages"] == 4:
         return "split=fragments waits for the next tile of depth alone; take stages=3, or stages=2 and more blocks"
     (block_m, _), (warps_m, warps_n) = sizes_of(params, "tile"), sizes_of(params, "warps")
@@ -234,13 +237,27 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None  # all of it clashes
 
 
+def _chain(problem: Problem, parts: int, promote: int) -> int:
+    """The most terms that are added one after the other in float32: of dn, along OUT; of G, along one part of the rows."""
+    dn, g, _ = _needs(problem)
+    depth = max(problem.out if dn else 0, -(-problem.rows // parts) if g else 0)
+    return -(-depth // promote) if promote else depth
+
+
 def _inexact(problem: Problem, params: Params) -> str | None:
-    arithmetic = str(params["arithmetic"])
-    if problem.dtype != "float32":
-        return None
+    promote = number(params, "promote")
+    if problem.dtype == "float32" and (reason := _coarse(problem, str(params["arithmetic"]), promote)):
+        return reason
+    chain = _chain(problem, number(params, "parts"), promote)
+    if chain > reduction.max_chain(problem):
+        return f"adds {chain} terms in one float32 chain, more than class {problem.accuracy} bears; take more parts"
+    return None
+
+
+def _coarse(problem: Problem, arithmetic: str, promote: int) -> str | None:
     if CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"arithmetic={arithmetic} meets the accuracy class {FINEST_CLASS[arithmetic]}, not {problem.accuracy}"
-    depth = number(params, "promote") or max(problem.rows, problem.out)
+    depth = promote or max(problem.rows, problem.out)
     if problem.accuracy == "fp32" and arithmetic != "ffma" and depth > _EXACT_DEPTH:
         return f"sums on tensor cores lose the accuracy of float32 in a depth of {depth}; take promote={_EXACT_DEPTH}"
     return None
@@ -261,10 +278,15 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
     arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
     finer = CLASS_ERRORS[FINEST_CLASS[arithmetic]] < CLASS_ERRORS[problem.accuracy]
-    if problem.dtype == "float32" and finer and PLANES[arithmetic] > 1:  # one plane meets any coarser class
+    cheapest = arithmetic == "fp16" or (arithmetic == "tf32" and problem.accuracy != "bf16")  # of those that meet the class
+    if problem.dtype == "float32" and finer and not cheapest:
         return f"arithmetic={arithmetic} does more than the accuracy class {problem.accuracy} asks for"
-    if promote and arithmetic in ("bf16", "fp16") and (problem.dtype != "float32" or arithmetic == "bf16"):
+    if promote and (problem.dtype != "float32" or arithmetic in ("bf16", "tf32")):
         return f"the accuracy class {problem.accuracy} needs no promotion; take promote=0"
+    if arithmetic == "ffma" and params["stages"] != 3:
+        return "stages of ffma are small, and products over one last long; stages=3 is enough and fits"
+    if arithmetic == "ffma" and promote != (0 if _chain(problem, number(params, "parts"), 0) <= reduction.CHAIN else 256):
+        return f"ordinary sums are cut where they are longer than {reduction.CHAIN} terms, and then by promote=256"
     if promote > 128 and promote >= 2 * max(problem.rows, problem.out):
         return f"no sum is as deep as promote={promote}; promote=128 does the same"
     return None
@@ -286,12 +308,13 @@ def _wasteful_tile(problem: Problem, params: Params) -> str | None:
 
 def _wasteful_order(problem: Problem, params: Params) -> str | None:
     tiles, parts, group = Tiles.of(problem, params), number(params, "parts"), number(params, "group")
-    if (tiles.raw_dy or not tiles.splits_first) and problem.dtype == "float32" and tiles.tiles_h > _SPLIT_AGAIN:
+    if (tiles.raw_dy or (tiles.holds_dy and not tiles.splits_first)) and tiles.tiles_h > _SPLIT_AGAIN:
         return (f"split={params['split']} takes dy apart anew for each of {tiles.tiles_h} columns of tiles; "
                 "split=first does it once")
     if parts > 1 and -(-problem.rows // tiles.part) < parts:
         return f"{problem.rows} rows make fewer than {parts} parts of {tiles.part}"
-    if parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES:
+    if (parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES
+            and _chain(problem, _PARTS[_PARTS.index(parts) - 1], tiles.promote) <= reduction.max_chain(problem)):
         return f"fewer than {parts} parts already make enough tiles of G"
     if group > 4 and group * tiles.block_m >= 2 * max(problem.rows, problem.out):
         return f"group={group} is more than there are rows of tiles; group=4 does the same"
@@ -326,17 +349,18 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="gemm_mma",
     summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
-    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16", "tf32x3", "tf32", "ffma"), "split": ("first", "loop", "fragments"),
-             "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
-             "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4), "reduction": ("two_pass", "atomic", "direct"),
-             "parts": (1, 2, 3, 4, 8, 16, 32, 64), "finish": ("second", "epilogue"), "group": (8, 4)},
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16", "tf32x3", "tf32", "ffma"),
+             "split": ("first", "loop", "fragments"), "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"),
+             "warps": ("2x4", "2x2", "4x2"),
+             "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4),
+             "reduction": ("two_pass", "atomic", "direct"), "parts": _PARTS, "finish": ("second", "epilogue"), "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 64, "depth": 64,
               "stages": 3, "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
              Clash(("tile", "finish"), _beyond_tile),
-             Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages), Clash(("arithmetic", "split"), _nothing_to_split),
-             Clash(("arithmetic", "depth"), _wrong_depth),
+             Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages),
+             Clash(("arithmetic", "split"), _nothing_to_split), Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("split", "tile", "warps", "promote", "depth", "stages"), _wrong_fragments),
              Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), _mismatched),

@@ -37,9 +37,7 @@ class Tiles:
         block_m, block_n, block_k: a block's tile of a product, and the depth of one stage.
         warps_m, warps_n: how the warps share the tile.
         stages: stages of shared memory.
-        planes: numbers that stand for one value.
-        whole: whether values are multiplied as they stand in memory, or taken apart only in the fragments.
-        value_bytes: of shared memory that a value takes.
+        arithmetic: of the products.
         scaled: whether operands are scaled by powers of two.
         promote: depth between promotions to ordinary float sums; 0: never.
         part: rows, and columns of dy, that share scales and a partial sum of db.
@@ -56,9 +54,7 @@ class Tiles:
     warps_m: int
     warps_n: int
     stages: int
-    planes: int
-    whole: bool
-    value_bytes: int
+    arithmetic: str
     scaled: bool
     promote: int
     part: int
@@ -79,12 +75,21 @@ class Tiles:
         least = 64 if raw_dy or (splits_first and problem.hidden > NARROW) else 128
         part = max(promote, least) if promote else PART
         return cls(
-            block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), planes=PLANES[arithmetic],
-            whole=arithmetic in WHOLE, value_bytes=value_bytes(arithmetic),
+            block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), arithmetic,
             scaled=problem.dtype == "float32" and arithmetic.startswith("fp16"), promote=promote, part=part,
             splits_first=splits_first, raw_dy=raw_dy,
             holds_dy=problem.dtype == "float32" and arithmetic not in WHOLE and not raw_dy,
             finishes=params["finish"] == "epilogue", hidden=problem.hidden, out=problem.out)
+
+    @property
+    def planes(self) -> int:
+        """Numbers that stand for one value."""
+        return PLANES[self.arithmetic]
+
+    @property
+    def whole(self) -> bool:
+        """Whether values are multiplied as they stand in memory, or taken apart only in the fragments."""
+        return self.arithmetic in WHOLE
 
     @property
     def threads(self) -> int:
@@ -167,7 +172,7 @@ class Tiles:
     @property
     def shared_bytes(self) -> int:
         """Of a block of gemm_mma: the stages and scales, or what the epilogues of G and of dn need."""
-        stages = self.stages * (self.value_bytes * self.block_n + self.dy_bytes * self.block_m) * self.block_k
+        stages = self.stages * (value_bytes(self.arithmetic) * self.block_n + self.dy_bytes * self.block_m) * self.block_k
         scales = 4 * self.scales_slots * (self.block_m + self.block_n) if self.scaled else 0
         dn = 4 * self.block_m * (self.block_n + 8) if self.finishes else 0
         return max(stages + scales + self.maxima_bytes, 4 * (self.block_m + 2 * self.warps_m * self.block_n), dn)
@@ -175,7 +180,7 @@ class Tiles:
     @property
     def dy_bytes(self) -> int:
         """Bytes of shared memory that a value of dy takes."""
-        return 4 if self.raw_dy else self.value_bytes
+        return 4 if self.raw_dy else value_bytes(self.arithmetic)
 
     @property
     def maxima_bytes(self) -> int:
@@ -205,19 +210,24 @@ class Tiles:
     def held_registers(self) -> int:
         """Of a thread, for values of the next step of depth, and for the statistics of their rows of x."""
         values = (self.block_n + (self.block_m if self.holds_dy else 0)) * self.block_k
-        return values // self.threads + 3 * (self.block_n * self.block_k // (8 * self.threads))
+        rows = 8 * self.block_k if self.whole else self.block_n * self.block_k // 8  # of all threads
+        return values // self.threads + 3 * -(-rows // self.threads)
 
     @property
     def registers(self) -> int:
         """Estimate for a thread of gemm_mma: sums, twice where they are promoted, a set of fragments, and 48 for the next set, as
         much of it as fits, and for addresses; or sums, as many values of xhat, and 48. Where the main loop takes values apart,
-        that next set in full, what is held of the operands, and 72, more in deeper stages. From compiled kernels."""
+        that next set in full, what is held of the operands, and 72, more in deeper stages. Where values are whole: two sets of
+        them, low parts of one, what is held of x, and 50. From compiled kernels."""
         warp_m, warp_n = self.block_m // self.warps_m, self.block_n // self.warps_n
         sums = warp_m * warp_n // 32
         fragments = self.planes * (warp_m // 16 * 4 + warp_n // 8 * 2)
         loop = sums * (2 if self.promote else 1) + fragments + 48
         if self.raw_dy:
             loop += warp_m // 4 + 16  # scales, and what is found beside the products
-        if not self.splits_first:
+        elif self.whole:
+            values = warp_m // 16 * 4 + warp_n // 8 * (4 if self.arithmetic == "ffma" else 2)
+            loop = sums * (2 if self.promote else 1) + 2 * values + 12 * (self.planes - 1) + self.held_registers + 50
+        elif not self.splits_first:
             loop += fragments + self.held_registers + 72 - 48 + self.planes * (self.block_k - 32) // 2
         return max(loop, sums * (2 if self.finishes else 1) + 48)

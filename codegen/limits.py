@@ -79,3 +79,12 @@ Nvidia Hopper GPU Architecture via Microbenchmarking", 2024. sm_100: that of sm_
 def matrix_rate(arch: str) -> float:
     """Multiply-adds of 16-bit operands by mma.sync, one SM, one cycle; of an architecture not listed, that of sm_80."""
     return _MATRIX_RATES.get(arch.removesuffix("a"), _MATRIX_RATES["sm_80"])
+
+
+_MEMORY_GB = {"sm_80": 80, "sm_90": 144, "sm_100": 192, "sm_120": 96}
+"""Device memory, 10^9 bytes, of the GPU that has most of it: A100, GH200, B200, RTX PRO 6000; the vendor's data sheets."""
+
+
+def most_memory(arch: str) -> int:
+    """Bytes that no GPU of the architecture has more of; of one that is not listed, the most of any."""
+    return 10**9 * _MEMORY_GB.get(arch.removesuffix("a"), 288)

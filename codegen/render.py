@@ -16,6 +16,7 @@ from codegen.glossary import MEANINGS
 from codegen.params import declaration, short_types
 from codegen.plan import Plan
 from codegen.problem import GRADIENTS, Problem
+from codegen.prune import prune
 from codegen.reduction import sections
 from codegen.space import variant_of
 from codegen.variants import constants
@@ -61,10 +62,10 @@ def render(problem: Problem, config: Config) -> Source:
     params = config.as_dict()
     plan = variant.plan(problem, params)
     named = constants(problem, variant, params)
-    text = render_template(
+    text = prune(render_template(
         variant.template, variant=variant, problem=problem, config=config, gradients=GRADIENTS, constants=named,
         meanings=MEANINGS, sections=sections(problem), cxx_types=CXX_TYPES, planes=PLANES, whole_values=WHOLE,
         dtype_words=dtype_words(problem.dtype, problem.param_dtype), short_types=short_types(problem, plan),
         params_declaration=declaration(plan), reduction=params["reduction"], identity=named.get("IDENTITY", 0),
-    )
+    ))
     return Source(problem, config, text, plan)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 # The tests run in several processes at once, whose BLAS threads would get in one another's way. NumPy reads this at its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# No test learns from what this machine's user has tuned, or adds to it; tests of wisdom have a folder of their own.
+os.environ["LNL_WISDOM"] = "off"
 
 import pytest
 

@@ -11,7 +11,7 @@ from tests.numpy_kernels import PLAIN
 from tuner.bench.arena import Contestant, Opponents
 from tuner.bench.results import Case
 from tuner.errors import TunerError
-from tuner.executors import Program, Timing
+from tuner.executors import Timing
 from tuner.inputs import Inputs
 
 
@@ -67,18 +67,6 @@ class RatedGpu(FakeGpu):
 
     def measure_launch_us(self) -> float:
         return 0.5
-
-
-@contextmanager
-def fake_place(program: Program, inputs: Inputs, wants: frozenset[str], flush_bytes: int
-               ) -> Iterator[tuple[FakeStream, Callable[[], None]]]:
-    """A call that takes 100 us with a cold cache."""
-    stream = FakeStream()
-
-    def work() -> None:
-        stream.now += 100.0
-
-    yield stream, work
 
 
 class FakePeer:

@@ -28,6 +28,7 @@ from tuner.executors.cuda_context import Gpu
 from tuner.inputs import Inputs
 from tuner.reference import reference
 from tuner.store import Store
+from tuner.timing import clocks
 
 FakeKernel = Callable[["Arguments"], None]
 
@@ -163,6 +164,7 @@ class FakeCuda:
             name = staticmethod(lambda: name)
             compute_capability = staticmethod(lambda: (9, 0))
             total_memory = staticmethod(lambda: 1 << 30)
+            pci_bus_id = staticmethod(lambda: "0000:3B:00.0")
             get_attribute = staticmethod(ATTRIBUTES.__getitem__)
             retain_primary_context = staticmethod(Context)
 
@@ -298,4 +300,7 @@ def open_executor(monkeypatch: pytest.MonkeyPatch, store: Store, fake: FakeCuda)
     monkeypatch.setitem(sys.modules, "pycuda.driver", fake.driver)
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=fake.bindings))
     monkeypatch.setattr(cuda_module, "open_gpu", Gpu)
+    for name in ("WARM_SECONDS", "IDLE_SPELL_US"):  # a kernel is a Python function here, and warms nothing
+        monkeypatch.setattr(clocks, name, 0.0)
+    monkeypatch.setattr(clocks, "MAX_REPLAYS", 100)
     return CudaExecutor(store=store)

@@ -15,8 +15,12 @@ from tests.numpy_kernels import PLAIN
 from tuner.errors import CompileError, DeviceLost, LaunchError
 from tuner.executors import Resources, Run, Timing
 from tuner.inputs import Gradients, Inputs
+from tuner.timing.regimes import Regime
 
 Times = Callable[[Config], float]
+
+COLD = 10.0
+"""So many times as long a call takes that finds nothing in the cache."""
 
 
 def rugged(config: Config) -> float:
@@ -49,6 +53,7 @@ class FakeGpu:
     limits = target("sm_90")
     measures = True
     rates: Literal["table", "measured"] = "measured"
+    bus_id: str | None = None
 
     def __init__(self, times: Times = rugged, kernels: Mapping[Config, Run] | None = None,
                  refused: frozenset[Config] = frozenset()) -> None:
@@ -81,9 +86,10 @@ class FakeProgram:
     def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan) -> Gradients:
         return self._gpu.kernels.get(self._config, PLAIN)(inputs, wants)
 
-    def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2) -> Timing:
+    def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2,
+             regime: Regime = "warm") -> Timing:
         self._gpu.timed.append(self._config)
-        return Timing((self._gpu.times(self._config),), 1)
+        return Timing((self._gpu.times(self._config) * (1.0 if regime == "warm" else COLD),), 1, regime)
 
 
 def lost_at(doomed: Callable[[FakeGpu, Config], bool]) -> FakeGpu:
@@ -105,9 +111,10 @@ def lost_at(doomed: Callable[[FakeGpu, Config], bool]) -> FakeGpu:
                 gpu.use(config)
                 return run(inputs, wants, prefill=prefill)
 
-            def dying_time(inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2) -> Timing:
+            def dying_time(inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2,
+                           regime: Regime = "warm") -> Timing:
                 gpu.use(config)
-                return measure(inputs, wants, samples=samples, budget_s=budget_s)
+                return measure(inputs, wants, samples=samples, budget_s=budget_s, regime=regime)
 
             program.run, program.time = dying_run, dying_time  # type: ignore[method-assign]
             return program

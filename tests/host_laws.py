@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tuner.errors import LaunchError
 from tuner.executors.host import HostExecutor
@@ -15,6 +18,13 @@ from tuner.executors.host_runtime import Kernels, Layout
 
 SHARED = 256  # bytes of dynamic shared memory unless a law says otherwise
 ORDERS = ("forward", "reverse", "shuffled:1", "shuffled:2", "shuffled:3")
+
+Run = Callable[..., NDArray[np.float32]]
+"""Launches a kernel by name, with `block`, `grid`, `shared`, `layout` and `order`."""
+
+
+PARAMS = "struct Params { const float* x; float* y; const float* none; int64_t n; };\n"
+"""Of tests whose kernels have one input and one output."""
 
 
 def kernel_text(name: str, body: str) -> str:
@@ -43,20 +53,43 @@ def load_laws(executor: HostExecutor, params: str, laws: Iterable[Law], lawful: 
     return executor.load(params + "".join(kernel_text(*item) for item in bodies.items()), tuple(bodies))
 
 
-def check_sentence(law: Law, run: Callable[..., object]) -> None:
-    """The broken kernel fails with the law's sentence. `run(kernel, block=, layout=, shared=)` launches."""
-    with pytest.raises(LaunchError) as caught:
-        run(f"{law.name}_broken", block=law.block, layout=law.layout, shared=law.shared)
-    kernel = f"kernel {law.name}_broken"
-    expected = f"{kernel}, {law.says}" if law.says.startswith("block") else f"{kernel}: {law.says}"
-    assert _any_type(str(caught.value)) == _any_type(expected)
+def runner(kernels: Kernels, size: int, block: int = 64) -> Run:
+    """What runs a kernel with PARAMS on x = 1..size and gives y, which held NaN before; n is the size unless a call says so."""
+    def run_kernel(name: str, *, block: int = block, grid: int = 1, shared: int = SHARED, layout: Layout = "end",
+                   order: str = "forward", n: int = size) -> NDArray[np.float32]:
+        with kernels.memory(layout) as memory:
+            x = memory.add_input("x", np.arange(1, size + 1, dtype=np.float32))
+            y = memory.add_output("y", (size,))
+            kernels.launch(name, grid=grid, block=block, params=struct.pack("<QQQq", x, y, 0, n), memory=memory,
+                           shared_bytes=shared, order=order)
+            return memory.read("y")
+
+    return run_kernel
 
 
-def check_order(law: Law, run: Callable[..., object], order: str) -> None:
-    """In any order the broken kernel fails and the kept one runs."""
-    with pytest.raises(LaunchError, match=f"^kernel {law.name}_broken"):
-        run(f"{law.name}_broken", block=law.block, layout=law.layout, shared=law.shared, order=order)
-    run(f"{law.name}_kept", block=law.block, layout=law.layout, shared=law.shared, order=order, grid=3)
+def law_tests(laws: Sequence[Law]) -> type:
+    """The tests of these laws, for a name that begins with Test. The module has a fixture `run`: what launches a law's kernel."""
+    each = pytest.mark.parametrize("law", laws, ids=lambda law: law.name)
+
+    class Laws:
+        @each
+        def test_broken_law_is_named(self, law: Law, run: Run) -> None:
+            """The broken kernel fails with the law's sentence."""
+            with pytest.raises(LaunchError) as caught:
+                run(f"{law.name}_broken", block=law.block, layout=law.layout, shared=law.shared)
+            kernel = f"kernel {law.name}_broken"
+            expected = f"{kernel}, {law.says}" if law.says.startswith("block") else f"{kernel}: {law.says}"
+            assert _any_type(str(caught.value)) == _any_type(expected)
+
+        @pytest.mark.parametrize("order", ORDERS)
+        @each
+        def test_law_in_every_order(self, law: Law, order: str, run: Run) -> None:
+            """In any order the broken kernel fails and the kept one runs."""
+            with pytest.raises(LaunchError, match=f"^kernel {law.name}_broken"):
+                run(f"{law.name}_broken", block=law.block, layout=law.layout, shared=law.shared, order=order)
+            run(f"{law.name}_kept", block=law.block, layout=law.layout, shared=law.shared, order=order, grid=3)
+
+    return Laws
 
 
 def _any_type(sentence: str) -> str:

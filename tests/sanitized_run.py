@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+from codegen.config import Config
 from codegen.problem import ALL_GRADIENTS, Problem, Shape
 from codegen.render import render
 from tests.variant_cases import EVERY, accuracy_of, fitted
+from tuner.executors import Program
 from tuner.inputs import random_inputs
+from tuner.pipeline import workers
 
 SHAPES = (Shape(1, 70, 20, 12), Shape(1, 33, 37, 7), Shape(1, 300, 64, 64))
 
@@ -14,13 +19,19 @@ def main() -> None:
     from tuner.executors.cuda import CudaExecutor  # only where a GPU is
 
     executor = CudaExecutor()
+
+    def compiled(case: tuple[Shape, Config]) -> Program:
+        shape, config = case
+        chosen = fitted(config, shape)
+        assert chosen is not None
+        return executor.compile(render(Problem.of(shape, accuracy=accuracy_of(chosen)), chosen))
+
+    # One shape each, in turn: the tools make a kernel a hundred times slower.
+    cases = [(SHAPES[number % len(SHAPES)], config) for number, config in enumerate(EVERY)]
     runs = 0
-    for shape in SHAPES:
-        inputs = random_inputs(shape.rows, shape.hidden, shape.out)
-        for config in EVERY:
-            chosen = fitted(config, shape)
-            assert chosen is not None
-            executor.compile(render(Problem.of(shape, accuracy=accuracy_of(chosen)), chosen)).run(inputs, ALL_GRADIENTS)
+    with ThreadPoolExecutor(workers()) as pool:
+        for (shape, _), program in zip(cases, pool.map(compiled, cases), strict=True):
+            program.run(random_inputs(shape.rows, shape.hidden, shape.out), ALL_GRADIENTS)
             runs += 1
     executor.close()
     print(f"{runs} runs")

@@ -75,7 +75,7 @@ class Planting:
         self._inner = inner
         self._plants = plants
         self.name, self.device, self.slug, self.limits = inner.name, inner.device, inner.slug, inner.limits
-        self.measures, self.rates = inner.measures, inner.rates
+        self.measures, self.rates, self.bus_id = inner.measures, inner.rates, inner.bus_id
 
     def compile(self, source: Source) -> Program:
         plant = self._plants.get(source.config)

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import tuner
 import tuner.tuning as tuning
-from codegen.problem import GRADIENTS, Problem, Shape
+from codegen.problem import GRADIENTS, Shape
 from codegen.space import make_config, parse_config
 from tests import cases
-from tests.fake_gpu import FakeGpu, rugged
+from tests.fake_gpu import FakeGpu
 from tuner.compare import bound_fault
 from tuner.executors import Executor
-from tuner.guess import best_predicted
 from tuner.inputs import Array32, Gradients, Inputs, random_inputs
-from tuner.known import best_known
-from tuner.publish import Folder
-from tuner.records import Record, RunInfo, Status
-from tuner.tuning import Request, TuningRun
 
 ROWS, HIDDEN, OUT = 6, 8, 5
-
-
-@pytest.fixture(autouse=True)
-def no_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LNL_REPORTS", str(tmp_path / "reports"))
 
 
 @pytest.fixture
@@ -179,53 +171,21 @@ def test_a_config_that_cannot_be(data: Inputs, executor: Executor, config: str, 
         call(data, executor, config=config)
 
 
-def test_the_best_of_earlier_runs_is_taken(data: Inputs, tmp_path: Path) -> None:
-    def tuned(shape: str, favourite: str) -> None:
-        gpu = FakeGpu(lambda config: 1.0 if config == parse_config(favourite) else rugged(config))
-        run = TuningRun(Request(Shape.parse(shape), variants=("row_warp",)), gpu)
-        folder = Folder(tmp_path / "reports" / "test" / shape.replace(",", "x"), run.info)
-        with folder:
-            run.execute()
-        folder.finish(run.result(), interrupted=False, choose=lambda problem: best_predicted(problem, gpu.limits))
-
-    near, far = (f"row_warp:warps={warps},reduction=single_block,splits=1" for warps in (2, 8))
-    tuned(f"1,{ROWS},{HIDDEN},{OUT}", near)
-    tuned(f"1,4096,{HIDDEN},{OUT}", far)
-    tuned("4,4,32,64", far)
+def test_a_runs_winner_is_what_backward_takes(data: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LNL_WISDOM", str(tmp_path / "wisdom"))
     gpu = FakeGpu()
-    assert next(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == parse_config(near)
-    assert next(best_known(Problem(3000, HIDDEN, OUT), gpu)).variant == "row_warp"
-    with_many_rows = random_inputs(1 << 15, HIDDEN, OUT)
-    call(with_many_rows, gpu, wants="db")
-    assert all(config["reduction"] != "single_block" for config in gpu.compiled)
+    call(data, gpu)
+    won = tuner.tune((1, ROWS, HIDDEN, OUT), executor=gpu, trials=20).winner
+    assert won is not None and won.config != gpu.compiled[0]
     gpu.compiled.clear()
-    assert list(best_known(Problem(ROWS, HIDDEN + 1, OUT), gpu)) == []
-    tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, executor=gpu)
-    assert gpu.compiled == [parse_config(near)]
+    call(data, gpu)
+    assert gpu.compiled == [won.config]
 
 
-RUN = RunInfo(
-    shape=f"1,{ROWS},{HIDDEN},{OUT}", dtype="float32", wants="dx", deterministic=False, eps=1e-5, accuracy="fp32",
-    executor="cuda", device="NVIDIA Test", target="sm_90a", seed=0, trials=1, timeout_s=None, date="", command="", version="",
-    combinations=1, valid=1, refused={})
-WON = Record(make_config("row_warp"), Status.OK, None, 1.0, True).as_json()
-KNOWN: dict[str, Any] = {"schema": 1, "run": RUN.as_json(), "winner": WON}
-
-
-@pytest.mark.parametrize("text", [
-    "", "{", "[]", "null", "7", '{"run": "x"}', '{"run": []}', json.dumps(KNOWN)[:-9], json.dumps({**KNOWN, "winner": None}),
-    json.dumps({**KNOWN, "winner": {**WON, "errors": []}}), json.dumps(KNOWN).replace(f"1,{ROWS},", "0,5,"),
-    json.dumps(KNOWN).replace(f'"1,{ROWS},{HIDDEN},{OUT}"', "16"), json.dumps(KNOWN).replace('"schema": 1', '"schema": 0'),
-    json.dumps(KNOWN).replace("row_warp:", "row_wrap:")])
-def test_a_broken_best_json_is_passed_over(data: Inputs, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "reports" / "test" / "1" / "best.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    gpu = FakeGpu()
-    assert list(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == []
-    assert call(data, gpu, wants="dx").dx is not None
-    path.with_name("best.json").write_text(json.dumps(KNOWN) + " ")
-    assert list(best_known(Problem(ROWS, HIDDEN, OUT), gpu)) == [make_config("row_warp")]
+def test_a_run_of_some_variants_only_decides_nothing(data: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LNL_WISDOM", str(tmp_path / "wisdom"))
+    tuner.tune((1, ROWS, HIDDEN, OUT), executor=FakeGpu(), variants="row_thread")
+    assert not (tmp_path / "wisdom").exists()
 
 
 def test_programs_are_kept_between_calls(data: Inputs) -> None:
@@ -273,7 +233,7 @@ def test_names_are_a_list_or_a_text_with_commas() -> None:
 
 def test_an_executor_that_was_opened_for_a_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
-    monkeypatch.setattr(tuning, "open_executor", lambda name, target, store: gpu)
+    monkeypatch.setattr(tuning, "open_isolated", lambda name, target, store: gpu)
     tuner.tune("4,4,8,16", variants="row_thread", trials=1)
     assert gpu.closed == 1
     tuner.tune("4,4,8,16", variants="row_thread", trials=1, executor=gpu)
@@ -297,3 +257,49 @@ def test_errors_have_roots_and_python_kinds() -> None:
     assert all(issubclass(error, TypeError) for error in (tuner.InputTypeError, tuner.UnsupportedDtype))
     assert issubclass(tuner.NoValidKernel, tuner.TunerError) and issubclass(tuner.InvalidConfig, tuner.CodegenError)
     assert make_config("row_warp") == parse_config("row_warp")
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"config": 3}, "config must be a text, not 3 (int)"), ({"config": b"row_warp"}, "config must be a text"),
+    ({"wants": 3}, "names are a list"), ({"wants": [3]}, "names are a list"), ({"wants": ["dx", None]}, "names are a list"),
+    ({"executor": 3}, "executor must be one of auto, cuda, host"), ({"executor": FakeGpu}, "executor must be one of"),
+    ({"eps": "1"}, "eps must be a number")], ids=str)
+def test_backward_says_which_argument_has_the_wrong_type(data: Inputs, options: dict[str, Any], said: str) -> None:
+    given = {"executor": FakeGpu(), **options}
+    with pytest.raises(tuner.InputTypeError, match="^" + re.escape(said)) as caught:
+        tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_put_together_by_hand_is_looked_at(data: Inputs, executor: Executor) -> None:
+    for variant, params in (("row_wrap", ()), ("row_warp", (("warps", 3),)), ("row_warp", (("x", 1),))):
+        with pytest.raises(tuner.InvalidConfig):
+            call(data, executor, config=tuner.Config(variant, params))
+    assert same(call(data, executor, config=tuner.Config("row_thread", ())), call(data, executor, config="row_thread"))
+
+
+@pytest.mark.parametrize("options", [
+    {"shape": None}, {"shape": 4}, {"trials": 1.5}, {"trials": "3"}, {"trials": True}, {"timeout": "3"}, {"timeout": True},
+    {"seed": 1.0}, {"seed": None}, {"variants": 3}, {"variants": [1]}, {"wants": 3}, {"dtype": 3}, {"dtype": None},
+    {"dtype": np.float64}, {"dtype": dict}, {"param_dtype": 3}, {"accuracy": 3}, {"accuracy": None}, {"deterministic": "no"},
+    {"deterministic": None}, {"executor": 3}, {"executor": None}, {"target": None}, {"eps": None}], ids=str)
+def test_tune_says_which_argument_has_the_wrong_type(options: dict[str, Any]) -> None:
+    for function in (tuner.tune, tuner.configs):
+        if set(options) & {"trials", "timeout", "seed", "executor", "eps"} and function is tuner.configs:
+            continue
+        fixed = {"executor": FakeGpu()} if function is tuner.tune else {}
+        with pytest.raises(TypeError) as caught:
+            function(**{"shape": "4,4,8,16", **fixed, **options})
+        assert isinstance(caught.value, tuner.InputTypeError | tuner.UnsupportedDtype)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) > 20
+
+
+def test_numbers_and_types_of_numpy_are_as_good_as_python_s() -> None:
+    some = {"variants": ("row_thread", "row_warp")}
+    assert tuner.configs(np.array([4, 4, 8, 16]), dtype=np.float16, **some) == tuner.configs("4,4,8,16", dtype="float16", **some)
+    assert tuner.configs("4,4,8,16", dtype=ml_dtypes.bfloat16, param_dtype=np.float32, **some) == tuner.configs(
+        "4,4,8,16", dtype=np.dtype("bfloat16"), param_dtype="float32", deterministic=np.bool_(False), **some)
+    result = tuner.tune("4,4,8,16", executor=FakeGpu(), variants="row_thread", dtype=np.float32, trials=np.int64(2),
+                        seed=np.int32(1), timeout=np.float32(100))
+    assert result.winner is not None and len(result.records) == result.info.trials == 2
+    json.dumps(result.info.as_json())

@@ -15,11 +15,11 @@ from codegen.artifact import ArtifactInfo, ArtifactKernel, ErrorFigures, artifac
 from codegen.config import Config
 from codegen.dtypes import ACCURACIES, CLASS_ERRORS, OPERAND_ROUNDOFF
 from codegen.errors import CodegenError, InvalidConfig
-from codegen.limits import TARGETS, target
+from codegen.limits import TARGETS, most_memory, target
 from codegen.problem import GRADIENTS, Problem
 from codegen.reduction import MAX_SINGLE_BLOCK_ROWS
 from codegen.render import render
-from codegen.space import make_config, parse_config, why_refused, why_unfit, why_wasteful
+from codegen.space import make_config, parse_config, why_not, why_refused, why_unfit, why_wasteful
 from codegen.variants import VARIANTS
 from tests.artifact_cases import INFO, PROBLEM, SHAPE, SINGLE_BLOCK, THREE, make, one, source, suited, typed
 from tests.cases import DATA_TYPES
@@ -253,7 +253,7 @@ def test_a_tuned_row_count_that_is_no_power_of_two_is_served() -> None:
 @pytest.mark.usefixtures("by_rules_alone")
 def test_the_last_of_three_is_chosen_for_the_largest_row_count_if_it_must_be() -> None:
     shared = "row_shared:splits={},reduction=two_pass"
-    most = 2**30  # 2 * 24 + 7 values of four bytes a row fill 256 GiB
+    most = 2**29  # 2 * 24 + 7 values of four bytes a row; twice as many rows would take more than the 144 GB of a GH200
     chosen = {8192: shared.format(16), 131072: shared.format(32), most: "row_warp"}
     assert served(PROBLEM, SINGLE_BLOCK, chosen) == [
         (str(parse_config(SINGLE_BLOCK)), 4096), (str(parse_config(chosen[8192])), 65536), (str(make_config("row_warp")), None)]
@@ -313,11 +313,33 @@ def test_every_row_count_has_a_config_that_is_fit(problem: Problem) -> None:
     kernels = serve_all_rows(render(problem, best_predicted(problem, H200)), H200, lambda at: best_predicted(at, H200))
     assert 1 <= len(kernels) <= MAX_CONFIGS and kernels[-1].last_rows is None
     assert any(kernel.source.config == best_predicted(problem, H200) for kernel in kernels)
-    for rows in (2**n for n in range(29)):
+    held = most_memory(H200.arch) // (4 * (2 * problem.hidden + problem.out))
+    for rows in (2**n for n in range(held.bit_length())):
         config = next(kernel.source.config for kernel in kernels if kernel.last_rows is None or rows <= kernel.last_rows)
         at = replace(problem, rows=rows)
         assert why_unfit(at, config, H200) is None
         assert "idle" not in (why_wasteful(at, config) or "")
+
+
+@pytest.mark.usefixtures("by_rules_alone")
+def test_row_counts_that_no_gpu_can_hold_have_no_config_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(1 << 20, 64, 64)
+    tuned = best_predicted(problem, H200)
+    first_refused = next(rows for rows in (2**n for n in range(20, 40)) if why_not(replace(problem, rows=rows), tuned, H200))
+    assert first_refused * 4 * (2 * 64 + 64) > most_memory(H200.arch)
+
+    def last_rows() -> list[int | None]:
+        kernels = serve_all_rows(render(problem, tuned), H200, lambda at: make_config("row_warp"))
+        return [kernel.last_rows for kernel in kernels]
+
+    assert last_rows() == [None]
+    monkeypatch.setattr("tuner.artifact.most_memory", lambda arch: 10**15)
+    assert last_rows() == [first_refused // 2, None]
+
+
+def test_no_gpu_has_more_memory_than_the_most_of_its_architecture() -> None:
+    assert most_memory("sm_90a") == most_memory("sm_90") == 144 * 10**9
+    assert most_memory("sm_103a") == max(most_memory(name) for name in (*TARGETS, "sm_103"))
 
 
 def test_info_is_of_the_config_that_serves_the_tuned_rows() -> None:

@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from codegen.artifact import ArtifactText, artifact
+from codegen.arithmetic import OWN_ARITHMETIC
+from codegen.artifact import ArtifactKernel, ArtifactText, artifact
 from codegen.limits import target
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.render import render
 from codegen.tensors import INPUTS
+from codegen.variants import VARIANTS
 from tests.artifact_cases import INFO
+from tests.cases import DATA_TYPES
+from tests.variant_cases import SMALL_SHAPE, config_of, fitted
 from tuner.artifact import serve_all_rows
 from tuner.compare import bound_fault
 from tuner.executors.arrays import output_specs
@@ -64,18 +68,21 @@ class Gpu:
         return "sm_{}{}".format(*digits)
 
     @contextmanager
-    def memory(self, arrays: dict[str, np.ndarray]) -> Iterator[dict[str, int]]:
-        """Copies of the arrays on the device, by name."""
+    def memory(self, arrays: dict[str, np.ndarray], shifted: frozenset[str] = frozenset()) -> Iterator[dict[str, int]]:
+        """Copies of the arrays on the device, by name; those `shifted` begin one element after an aligned address."""
+        allocated: list[int] = []
         addresses: dict[str, int] = {}
         try:
             for name, array in arrays.items():
-                address = ctypes.c_uint64()
-                self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(array.nbytes, 4)))
-                addresses[name] = address.value
-                self("cuMemcpyHtoD_v2", address, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes))
+                address, before = ctypes.c_uint64(), array.itemsize * (name in shifted)
+                self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(before + array.nbytes, 4)))
+                allocated.append(address.value)
+                addresses[name] = address.value + before
+                self("cuMemcpyHtoD_v2", ctypes.c_uint64(addresses[name]), ctypes.c_void_p(array.ctypes.data),
+                     ctypes.c_size_t(array.nbytes))
             yield addresses
         finally:
-            for at in addresses.values():
+            for at in allocated:
                 self("cuMemFree_v2", ctypes.c_uint64(at))
 
     def read(self, address: int, array: np.ndarray) -> None:
@@ -121,12 +128,17 @@ class Library:
         self.backward = library.lnl_backward
         self.backward.argtypes = [ctypes.c_void_p] * 11 + [ctypes.c_int64, ctypes.c_float, ctypes.c_void_p]
 
-    def run(self, inputs: Inputs, wants: frozenset[str]) -> Gradients:
-        """Two calls, of which the second finds the results of the first; outputs and workspace are full of NaN before."""
+    def run(self, inputs: Inputs, wants: frozenset[str], shifted: bool = False) -> Gradients:
+        """Two calls, of which the second finds the results of the first; outputs and workspace are full of NaN before.
+
+        Args:
+            shifted: no tensor begins at a multiple of more than its elements' size.
+        """
         outputs = {name: np.full(spec.shape, np.nan, spec.dtype) for name, spec in output_specs(inputs, wants).items()}
         arrays = {name: array for name in INPUTS if (array := getattr(inputs, name)) is not None}
         workspace = np.full(self.workspace_bytes(inputs.rows) // 4, np.nan, np.float32)
-        with self._gpu.memory({**arrays, **outputs, "workspace": workspace}) as at:
+        moved = frozenset((*INPUTS, *GRADIENTS)) if shifted else frozenset()
+        with self._gpu.memory({**arrays, **outputs, "workspace": workspace}, moved) as at:
             for _ in range(2):
                 pointers = [at.get(name) for name in (*INPUTS, *GRADIENTS, "workspace")]
                 code = self.backward(*pointers, inputs.rows, inputs.eps, None)
@@ -164,6 +176,19 @@ def test_every_set_of_wanted_gradients(loaded: tuple[Problem, Library]) -> None:
     inputs = inputs_of(problem, 17)
     for wants in (frozenset(names) for count in range(1, 6) for names in combinations(GRADIENTS, count)):
         assert bound_fault(inputs, library.run(inputs, wants), wants) is None
+
+
+@pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tensors_may_begin_at_any_element(variant: str, dtype: str, param_dtype: str, gpu: Gpu, tmp_path: Path) -> None:
+    arithmetic = OWN_ARITHMETIC.get(dtype) if "arithmetic" in VARIANTS[variant].choices else None
+    config = fitted(config_of(variant, "two_pass", arithmetic, dtype), SMALL_SHAPE, dtype, param_dtype)
+    assert config is not None
+    problem = Problem.of(SMALL_SHAPE, dtype=dtype, param_dtype=param_dtype)
+    text = artifact([ArtifactKernel(render(problem, config))], replace(INFO, shape=SMALL_SHAPE))
+    library = Library(build(text, tmp_path, gpu.arch, "-shared", "-Xcompiler", "-fPIC"), gpu)
+    inputs = inputs_of(problem, SMALL_SHAPE.rows)
+    assert bound_fault(inputs, library.run(inputs, ALL, shifted=True), ALL, problem.accuracy) is None
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

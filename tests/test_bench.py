@@ -14,7 +14,7 @@ import pytest
 
 from codegen.problem import GRADIENTS, Shape
 from codegen.space import parse_config
-from tests.fake_bench import FakeArena, FakePeer, RatedGpu, fake_place
+from tests.fake_bench import FakeArena, FakePeer, RatedGpu
 from tests.fake_gpu import failing_launch
 from tuner import cli
 from tuner.bench import cli as bench_cli
@@ -23,10 +23,8 @@ from tuner.bench.torch_gpu import PeerFailed
 from tuner.errors import DeviceLost, ToolchainError
 from tuner.executors import Executor
 from tuner.inputs import Inputs
-from tuner.known import reports_folder
-from tuner.records import write_text
-from tuner.report import best_json
 from tuner.tuning import Request, TuningRun
+from tuner.wisdom.recall import remember
 
 SEED = Shape(4, 4, 8, 16)
 SMALL = "seed 4,4,8,16\nother 1,9,8,4\n"
@@ -38,11 +36,12 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]
     shapes = tmp_path / "shapes"
     shapes.write_text(SMALL)
     monkeypatch.setenv("LNL_REPORTS", str(tmp_path / "reports"))
+    monkeypatch.setenv("LNL_WISDOM", str(tmp_path / "wisdom"))
     request = Tuning.request  # the space of one variant is looked through fast
     monkeypatch.setattr(Tuning, "request", lambda tuning, case: replace(request(tuning, case), variants=("row_thread",)))
 
     def run(*arguments: str, gpu: Executor | None = None, arena: FakeArena | None = None) -> int:
-        monkeypatch.setattr(bench_cli, "open_gpu", lambda: (gpu or RatedGpu(), fake_place))
+        monkeypatch.setattr(bench_cli, "open_gpu", lambda: gpu or RatedGpu())
         if arena is None:
             monkeypatch.setattr(bench_cli, "open_torch", without_torch)
         else:
@@ -66,12 +65,13 @@ def found(tmp_path: Path) -> tuple[dict[str, Any], str]:
 
 
 def test_every_shape_is_tuned_timed_and_compared(bench: Callable[..., int], tmp_path: Path) -> None:
-    gpu, arena = RatedGpu(times=lambda config: 10.0), FakeArena()
+    # Among equal times the kernel of fewest launches wins; here one that needs several is faster.
+    gpu, arena = RatedGpu(times=lambda config: 20.0 if config["reduction"] == "single_block" else 10.0), FakeArena()
     assert bench(gpu=gpu, arena=arena) == 0
     values, page = found(tmp_path)
-    assert values["schema"] == 1
-    assert values["setting"]["device"] == "NVIDIA Test" and "bench --shapes" in values["setting"]["command"]
-    assert values["setting"]["rates"] == {"copy_tbps": 4.0, "launch_us": 0.5, "matrix_tflops": 800.0}
+    assert values["schema"] == 2
+    assert values["parts"][0]["device"] == "NVIDIA Test" and "bench --shapes" in values["parts"][0]["command"]
+    assert values["parts"][0]["rates"] == {"copy_tbps": 4.0, "launch_us": 0.5, "matrix_tflops": 800.0}
     first, second = values["rows"]
     assert (first["name"], second["name"], second["shape"]) == ("seed", "other", "1,9,8,4")
     assert first["origin"] == "tuned" and parse_config(first["config"]) in gpu.timed
@@ -80,6 +80,7 @@ def test_every_shape_is_tuned_timed_and_compared(bench: Callable[..., int], tmp_
     assert list(first["peers"]) == ["eager", "compile", "gemms"]
     assert first["best_peer"] == "compile" and first["ratio"] == 2.0  # the two products alone do not count as a peer
     assert first["share"] == 0.05
+    assert " more launch" in first["gap"] and first["gap"].endswith(" of 9.50 us") and f"* seed: {first['gap']}" in page
     assert first["peers"]["gemms"]["errors"] == {}
     assert "| seed | 4,4,8,16 | 10.00 (0.00) | compile | 2.00 | 30.00 | 20.00 | 5.00 |" in page
     assert arena.released == 2 and gpu.closed >= 2
@@ -101,7 +102,7 @@ def test_without_pytorch_the_word_stands_in_the_page(bench: Callable[..., int], 
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     assert bench() == 0
     values, page = found(tmp_path)
-    assert values["setting"]["absent"] == "PyTorch cannot be used (there is none)"
+    assert values["parts"][0]["absent"] == "PyTorch cannot be used (there is none)"
     assert "**No peers: PyTorch cannot be used (there is none).**" in page
     assert "no peers: PyTorch" in capsys.readouterr().err
     row = values["rows"][0]
@@ -113,7 +114,7 @@ def test_without_pytorch_the_word_stands_in_the_page(bench: Callable[..., int], 
 def test_peers_none_asks_for_none(bench: Callable[..., int], tmp_path: Path) -> None:
     assert bench("--peers", "none") == 0
     values, page = found(tmp_path)
-    assert values["setting"]["absent"] is None and "No peers" not in page
+    assert values["parts"][0]["absent"] is None and "No peers" not in page
 
 
 def test_a_second_measurement_gives_the_noise(bench: Callable[..., int], tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def publish(gpu: Executor, shape: Shape = SEED) -> str:
     run = TuningRun(Request(shape, variants=("row_thread",), trials=2), gpu)
     run.execute()
     result = run.result()
-    write_text(reports_folder() / "test" / "seed" / "best.json", best_json(result))
+    remember(result)
     assert result.winner is not None
     return str(result.winner.config)
 
@@ -220,7 +221,15 @@ def test_a_known_kernel_that_is_wrong_by_now_is_not_used(bench: Callable[..., in
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (["--shapes", "huge"], "'huge' is no named shape"),
+    (["--shapes", "huge"], "'huge' is no shape, no name of one, and there is no file 'huge'"),
+    (["--shapes", "0,4,8,16"], "the shape 0,4,8,16 has no rows"),
+    (["--shapes", "4,4,0,16"], "hidden and out must be at least 1, not 0 and 16"),
+    (["--accuracy", ""], "no accuracy class is left"),
+    (["--peers", ""], "no peer is left"),
+    (["--peers", "none,eager"], "none stands alone, not beside other peers as in 'none,eager'"),
+    (["--tune-seconds", "0"], "--tune-seconds must be more than 0 and finite, not 0"),
+    (["--tune-seconds", "nan"], "--tune-seconds must be more than 0 and finite, not nan"),
+    (["--seed", "-1"], "the seed must be a whole number from 0, not -1"),
     (["--dtypes", "float64"], "dtype 'float64' is not supported"),
     (["--dtypes", ""], "no data type is left"),
     (["--accuracy", "fp8"], "there is no accuracy class 'fp8'"),
@@ -228,7 +237,7 @@ def test_a_known_kernel_that_is_wrong_by_now_is_not_used(bench: Callable[..., in
     (["--peers", "eager,jax"], "there is no peer 'jax'; choose from eager, compile, gemms, or none"),
     (["--samples", "0"], "the number of samples must be at least 1, not 0"),
     (["--trials", "0"], "the number of trials must be at least 1"),
-    (["--tune-seconds", "-1"], "the timeout must be more than 0"),
+    (["--tune-seconds", "-1"], "--tune-seconds must be more than 0 and finite, not -1"),
 ])
 def test_mistakes_are_one_sentence(bench: Callable[..., int], arguments: Sequence[str], sentence: str, tmp_path: Path,
                                    capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark's parts: shapes, clocks, floors."""
+"""The benchmark's parts: shapes, spreads, floors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from codegen.problem import Problem, Shape
-from tests.fake_bench import FakeStream, RatedGpu
+from tests.fake_bench import RatedGpu
 from tuner.bench.floors import Floor, Rates
-from tuner.bench.measure import BUDGET_SECONDS, CLOCK_SECONDS, LEAST_SAMPLES, MAX_REPEATS, Spread, cold, count_within, warm
+from tuner.bench.measure import BUDGET_SECONDS, LEAST_SAMPLES, Spread, effort
 from tuner.bench.shapes import NAMED, parse_shapes
 from tuner.errors import InputError
 
@@ -20,13 +20,29 @@ def test_all_named_shapes_are_the_default() -> None:
 
 
 def test_names_keep_their_order() -> None:
-    assert [named.name for named in parse_shapes("tall, seed")] == ["tall", "seed"]
+    assert [named.name for named in parse_shapes(["tall, seed"])] == ["tall", "seed"]
+
+
+def test_sizes_are_called_by_themselves_and_stand_beside_names_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+    file.write_text("first 1,2,3,4\n")
+    found = parse_shapes(["4,4,8,16; tall,5x6x7x8", f"{file};seed;4x4x8x16", "1, 2, 3, 5"])
+    assert [(named.name, str(named.shape)) for named in found] == [
+        ("4x4x8x16", "4,4,8,16"), ("tall", "1,1048576,64,64"), ("5x6x7x8", "5,6,7,8"), ("first", "1,2,3,4"), ("seed", "4,4,8,16"),
+        ("1x2x3x5", "1,2,3,5")]
+
+
+def test_two_shapes_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+    file.write_text("seed 1,2,3,4\n")
+    with pytest.raises(InputError, match="two shapes are called 'seed': 4,4,8,16 and 1,2,3,4"):
+        parse_shapes(["seed", str(file)])
 
 
 def test_a_file_names_its_own_shapes(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("# mine\nfirst 1,2,3,4\n\nsecond 5x6x7x8  # wide\n")
-    assert [(named.name, named.shape) for named in parse_shapes(str(file))] == [
+    assert [(named.name, named.shape) for named in parse_shapes([str(file)])] == [
         ("first", Shape(1, 2, 3, 4)), ("second", Shape(5, 6, 7, 8))]
 
 
@@ -41,55 +57,21 @@ def test_what_a_file_gets_wrong_is_said_with_its_line(tmp_path: Path, text: str,
     file = tmp_path / "mine.txt"
     file.write_text(text)
     with pytest.raises(InputError, match=complaint):
-        parse_shapes(str(file))
+        parse_shapes([str(file)])
 
 
-@pytest.mark.parametrize("text", ["sed", "seed,sed", "", "4,4,8,16"])
+@pytest.mark.parametrize("text", ["sed", "seed,sed", "", "4,4,8", "4,4,8,16,2", "seed;", "seed,4,4,8,16"])
 def test_what_is_neither_name_nor_file_is_a_sentence(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="name some of seed, tiny"):
-        parse_shapes(text)
-
-
-def ticking(stream: FakeStream, us: float) -> None:
-    stream.now += us
-
-
-@pytest.mark.parametrize(("us", "repeats"), [(8.0, 13), (250.0, 1), (0.1, MAX_REPEATS)])
-def test_warm_times_are_of_one_call_whatever_stands_in_a_graph(us: float, repeats: int) -> None:
-    stream = FakeStream()
-    timing = warm(stream, lambda: ticking(stream, us), 7)
-    assert timing.repeats == repeats
-    assert timing.samples == pytest.approx((us,) * 7)
-    assert "flush" not in stream.log
-    assert stream.repeats == [1, repeats] and stream.open_graphs == 0
-
-
-def test_cold_times_hold_one_call_each_and_not_the_flush() -> None:
-    stream = FakeStream(flush_us=80.0)
-    timing = cold(stream, lambda: ticking(stream, 8.0), 7)
-    assert timing.samples == pytest.approx((8.0,) * 7) and timing.repeats == 1
-    assert stream.log[-14:] == ["flush", "replay"] * 7
-    assert stream.repeats == [1] and stream.open_graphs == 0
-
-
-def test_the_clocks_have_risen_before_the_first_sample() -> None:
-    stream = FakeStream()
-    began: list[float] = []
-
-    def work() -> None:
-        began.append(stream.now)
-        stream.now += 50.0
-
-    warm(stream, work, 5)
-    assert began[-5 * 2] >= 1e6 * CLOCK_SECONDS
+    with pytest.raises(InputError, match="some of seed, tiny"):
+        parse_shapes([text])
 
 
 def test_long_calls_get_fewer_samples_but_some() -> None:
-    assert count_within(20, 1e6 * BUDGET_SECONDS / 100) == 20
-    assert count_within(20, 1e6 * BUDGET_SECONDS / 10) == 10
-    assert count_within(20, 1e7 * BUDGET_SECONDS) == LEAST_SAMPLES
-    assert count_within(2, 1e7 * BUDGET_SECONDS) == 2
+    assert effort(20).fitting(1e6 * BUDGET_SECONDS / 100) == 20
+    assert effort(20).fitting(1e6 * BUDGET_SECONDS / 10) == 10
+    assert effort(20).fitting(1e7 * BUDGET_SECONDS) == LEAST_SAMPLES
+    assert effort(2).fitting(1e7 * BUDGET_SECONDS) == 2
 
 
 def test_a_spread_covers_both_measurements_and_tells_them_apart() -> None:

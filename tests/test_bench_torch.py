@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tuner.bench.measure import cold, warm
 from tuner.bench.peers import PEERS, Peer, make_peer
 from tuner.bench.torch_gpu import WARM_UPS, PeerFailed, Torch, failures, open_torch
 from tuner.errors import ToolchainError
+from tuner.timing.clocks import Clocks
+from tuner.timing.measure import Effort, cold, warm
 
 
 class FakeTorch:
@@ -93,9 +94,9 @@ def test_warm_and_cold_times_through_pytorch() -> None:
     fake = FakeTorch(call_ms=0.02)
     stream = Torch(fake).open_stream(1 << 20)
     assert fake.current != "default"
-    assert warm(stream, fake.work, 6).samples == pytest.approx((20.0,) * 6)
-    assert cold(stream, fake.work, 6).samples == pytest.approx((20.0,) * 6)
-    assert fake.captured == [1, 5, 1] and fake.alive == 0
+    assert warm(stream, fake.work, Effort(6, 1.0), Clocks()).samples == pytest.approx((20.0,) * 6)
+    assert cold(stream, fake.work, Effort(6, 1.0), Clocks()).samples == pytest.approx((20.0,) * 6)
+    assert fake.captured == [1, 6, 1] and fake.alive == 0
 
 
 def test_libraries_warm_up_outside_the_capture() -> None:

@@ -159,7 +159,7 @@ def test_p1_a_missing_tool_is_one_sentence_and_exits_1(capsys: pytest.CaptureFix
     def missing(name: str, target: str) -> FakeGpu:
         raise ToolchainError("no nvcc that compiles for sm_90a was found (tried PATH); install a CUDA toolkit")
 
-    monkeypatch.setattr(cli, "open_executor", missing)
+    monkeypatch.setattr(cli, "open_isolated", missing)
     status, errors = tuned("--shape 4,4,8,16", capsys)
     assert (status, errors.count("\n")) == (1, 1)
     assert "no nvcc" in errors
@@ -181,7 +181,7 @@ def test_too_little_memory_is_one_sentence_and_exits_1(capsys: pytest.CaptureFix
     def allocate(name: str, target: str) -> FakeGpu:
         raise MemoryError("Unable to allocate 1.00 TiB for an array with shape (500000, 500000)")
 
-    monkeypatch.setattr(cli, "open_executor", allocate)
+    monkeypatch.setattr(cli, "open_isolated", allocate)
     status, errors = tuned("--shape 4,4,8,16", capsys)
     assert (status, errors.count("\n")) == (1, 1)
     assert errors.startswith("tuner: ") and "1.00 TiB" in errors
@@ -189,7 +189,7 @@ def test_too_little_memory_is_one_sentence_and_exits_1(capsys: pytest.CaptureFix
 
 def test_a_target_beside_a_gpu_is_said_to_be_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: FakeGpu())
     command = f"--shape 4,4,8,16 --variants row_thread --out {tmp_path}"
     status, errors = tuned(f"{command} --target sm_80", capsys)
     assert status == 0 and "--target is ignored" in errors and "NVIDIA Test" in errors
@@ -198,7 +198,7 @@ def test_a_target_beside_a_gpu_is_said_to_be_ignored(tmp_path: Path, capsys: pyt
 
 def test_the_executor_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: gpu)
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: gpu)
     cli.main(["--shape", "4,4,8,16", "--variants", "row_thread", "--out", str(tmp_path)])
     assert gpu.closed == 1
 
@@ -206,7 +206,7 @@ def test_the_executor_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_no_valid_kernel_exits_1_and_leaves_no_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(kernels=dict.fromkeys(configs("4,4,8,16", variants=["row_thread"]), failing_launch))
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: gpu)
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: gpu)
     status, errors = tuned(f"--shape 4,4,8,16 --variants row_thread --out {tmp_path}", capsys)
     assert status == 1
     assert errors.splitlines()[-1].startswith("tuner: no valid kernel")
@@ -218,7 +218,7 @@ def test_results_of_an_earlier_run_stay_unless_this_one_is_as_good(tmp_path: Pat
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """What is better and what is kept: tests/test_publish.py. Here, that the console and the report say so."""
     gpu = FakeGpu()
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: gpu)
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: gpu)
     command = ["--shape", "4,4,8,16", "--variants", "row_thread", "--out", str(tmp_path)]
     assert cli.main(command) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -238,7 +238,7 @@ def test_a_lost_gpu_is_said_and_the_best_so_far_is_written(tmp_path: Path, capsy
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs for other row counts are then validated on the CPU."""
     lost = lost_at(lambda gpu, config: len(gpu.timed) == 10)
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: lost)
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: lost)
     status, errors = tuned(f"--shape 4,4,8,16 --variants row_warp --out {tmp_path}", capsys)
     assert status == 0
     assert "the GPU was lost after row_warp:" in errors.splitlines()[-1]
@@ -255,7 +255,7 @@ def test_a_shape_no_variant_can_run_exits_1(tmp_path: Path, capsys: pytest.Captu
 
 def test_the_report_counts_what_was_tried_and_says_what_its_figures_rest_on(tmp_path: Path,
                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: FakeGpu())
     assert cli.main(["--shape", "4,4,8,16", "--variants", "row_warp", "--trials", "30", "--out", str(tmp_path)]) == 0
     info, records = read_trials(tmp_path / "trials.jsonl")
     report = (tmp_path / "report.md").read_text()
@@ -267,7 +267,7 @@ def test_the_report_counts_what_was_tried_and_says_what_its_figures_rest_on(tmp_
 
 def test_measured_times_are_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: FakeGpu())
     assert cli.main(["--shape", "4,4,8,16", "--variants", "row_thread", "--out", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "measured" in output and "predicted" not in output
@@ -278,7 +278,7 @@ def test_the_default_folder_names_device_shape_and_type(tmp_path: Path, capsys: 
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LNL_REPORTS", raising=False)
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: FakeGpu())
     for extra, name in (("", ""), (" --deterministic", "-deterministic"), (" --wants dx,db", "-dx-db")):
         assert tuned(f"--shape 4,4,8,16 --variants row_thread{extra}", capsys)[0] == 0
         assert (tmp_path / "reports" / "test" / f"4x4x8x16-float32{name}" / "best.cu").exists()

@@ -97,6 +97,7 @@ SMALL = Problem(16, 8, 16)
 EVERY = every_reduction(SMALL, LIMITS)
 IN_LOOP = make_config(
     "gemm_mma", {"split": "loop", "tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "finish": "epilogue"})
+IN_FRAGMENTS = make_config("gemm_mma", {"split": "fragments", "tile": "64x64", "warps": "4x2", "finish": "epilogue"})
 
 
 @pytest.mark.parametrize("config", EVERY, ids=str)
@@ -106,7 +107,7 @@ def test_the_text_depends_on_the_row_count_in_no_way(config: Config) -> None:
     assert render(one, config).plan == render(many, config).plan
 
 
-@pytest.mark.parametrize("config", [*EVERY, IN_LOOP], ids=str)
+@pytest.mark.parametrize("config", [*EVERY, IN_LOOP, IN_FRAGMENTS], ids=str)
 def test_rendered_text_is_plain_tidy_cuda(config: Config) -> None:
     source = render(Problem(16, 8, 16), config)
     text = source.text
@@ -227,6 +228,7 @@ def golden() -> list[tuple[str, Config, Problem]]:
     """File name, config and problem: every reduction in float32, and one of each variant in 16 bits."""
     found = [(f"{config.variant}-{config['reduction']}", config, SMALL) for config in EVERY]
     found.append(("gemm_mma-two_pass-loop-epilogue", IN_LOOP, SMALL))
+    found.append(("gemm_mma-two_pass-fragments-epilogue", IN_FRAGMENTS, SMALL))
     for dtype, param_dtype in (("bfloat16", "bfloat16"), ("float16", "float32")):
         problem = Problem(16, 8, 16, dtype=dtype, param_dtype=param_dtype)
         found += [(f"{config.variant}-{config['reduction']}-{dtype}-{param_dtype}", config, problem)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from tests.host_laws import ORDERS, SHARED, Law, check_order, check_sentence, load_laws
+from tests.host_laws import PARAMS, Law, Run, law_tests, load_laws, runner
 from tuner.executors.host import HostExecutor
-from tuner.executors.host_runtime import Kernels, Layout
+from tuner.executors.host_runtime import Kernels
 
 SIZE = 64  # elements of x and y
-
-PARAMS = "struct Params { const float* x; float* y; };\n"
 
 START = "float* s = dynamic_shared() + 4 * (threadIdx.x % 16);\n"  # line 1
 
@@ -85,34 +78,12 @@ def kernels(host_executor: HostExecutor) -> Kernels:
     return load_laws(host_executor, PARAMS, LAWS, LAWFUL)
 
 
-Run = Callable[..., NDArray[np.float32]]
-
-
 @pytest.fixture
 def run(kernels: Kernels) -> Run:
-    """Runs a kernel on x = 1..SIZE and gives y, which held NaN before."""
-
-    def run_kernel(name: str, *, block: int = 1, shared: int = SHARED, layout: Layout = "end",
-                   **options: Any) -> NDArray[np.float32]:
-        with kernels.memory(layout) as memory:
-            x = memory.add_input("x", np.arange(1, SIZE + 1, dtype=np.float32))
-            y = memory.add_output("y", (SIZE,))
-            kernels.launch(name, block=block, params=struct.pack("<QQ", x, y), memory=memory, shared_bytes=shared,
-                           **({"grid": 1} | options))
-            return memory.read("y")
-
-    return run_kernel
+    return runner(kernels, SIZE, block=1)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-def test_broken_law_is_named(law: Law, run: Run) -> None:
-    check_sentence(law, run)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-def test_law_in_every_order(law: Law, order: str, run: Run) -> None:
-    check_order(law, run, order)
+TestLaws = law_tests(LAWS)
 
 
 def test_sizes(run: Run) -> None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from tests.host_laws import ORDERS, SHARED, Law, best_rate, check_order, check_sentence, load_laws
+from tests.host_laws import ORDERS, PARAMS, Law, Run, best_rate, law_tests, load_laws, runner
 from tuner.dtypes import POISON
 from tuner.errors import LaunchError
 from tuner.executors.host import HostExecutor
-from tuner.executors.host_runtime import Kernels, Layout
+from tuner.executors.host_runtime import Kernels
 
 SIZE = 61  # elements of x and y: a multiple of nothing
-
-PARAMS = "struct Params { const float* x; float* y; const float* none; int64_t n; };\n"
-
 
 LAWS = [
     # Barriers
@@ -198,34 +192,12 @@ def kernels(host_executor: HostExecutor) -> Kernels:
     return load_laws(host_executor, PARAMS, LAWS, LAWFUL)
 
 
-Run = Callable[..., NDArray[np.float32]]
-
-
 @pytest.fixture
 def run(kernels: Kernels) -> Run:
-    """Runs a kernel on x = 1..SIZE and gives y, which held NaN before."""
-
-    def run_kernel(name: str, *, block: int = 64, grid: int = 1, shared: int = SHARED, layout: Layout = "end",
-                   order: str = "forward", n: int = SIZE) -> NDArray[np.float32]:
-        with kernels.memory(layout) as memory:
-            x = memory.add_input("x", np.arange(1, SIZE + 1, dtype=np.float32))
-            y = memory.add_output("y", (SIZE,))
-            kernels.launch(name, grid=grid, block=block, params=struct.pack("<QQQq", x, y, 0, n), memory=memory,
-                           shared_bytes=shared, order=order)
-            return memory.read("y")
-
-    return run_kernel
+    return runner(kernels, SIZE)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-def test_broken_law_is_named(law: Law, run: Run) -> None:
-    check_sentence(law, run)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-def test_law_in_every_order(law: Law, order: str, run: Run) -> None:
-    check_order(law, run, order)
+TestLaws = law_tests(LAWS)
 
 
 def test_error_names_the_block(run: Run) -> None:

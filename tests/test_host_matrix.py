@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen.dtypes import CLASS_ERRORS
-from tests.host_laws import ORDERS, Law, best_rate, check_order, check_sentence, load_laws
+from tests.host_laws import ORDERS, Law, Run, best_rate, law_tests, load_laws
 from tuner.executors.host import HostExecutor
 from tuner.executors.host_runtime import Kernels, Layout
 
@@ -214,9 +213,6 @@ def product(kernels: Kernels, form: Format, a: NDArray[Any], b: NDArray[Any], c:
                   order=order).reshape(c.shape)
 
 
-Run = Callable[..., NDArray[np.float32]]
-
-
 @pytest.fixture
 def run(kernels: Kernels) -> Run:
     """Runs a law's kernel."""
@@ -228,15 +224,7 @@ def run(kernels: Kernels) -> Run:
     return run_kernel
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-def test_broken_law_is_named(law: Law, run: Run) -> None:
-    check_sentence(law, run)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-def test_law_in_every_order(law: Law, order: str, run: Run) -> None:
-    check_order(law, run, order)
+TestLaws = law_tests(LAWS)
 
 
 # --- Arithmetic -------------------------------------------------------------------------------------------------

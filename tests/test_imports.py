@@ -16,6 +16,7 @@ SOLE_IMPORTERS = {
     "optuna": ("tuner/search.py",),
     "pycuda": ("tuner/executors/cuda",),
     "cuda": ("tuner/executors/cuda",),
+    "pynvml": ("tuner/timing/nvml.py",),
 }
 FORBIDDEN_IN_CODEGEN = {"numpy", "pycuda", "cuda", "optuna", "rich", "tuner"}
 

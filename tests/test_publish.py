@@ -55,7 +55,7 @@ def test_measured_beats_predicted_whatever_the_times() -> None:
 
 
 @pytest.mark.parametrize("change", [{"version": "other"}, {"shape": "4,4,8,32"}, {"wants": "dx"}, {"device": "NVIDIA Other"},
-                                    {"deterministic": True}, {"target": "sm_80"}, {"accuracy": "tf32"},
+                                    {"deterministic": True}, {"regime": "cold"}, {"target": "sm_80"}, {"accuracy": "tf32"},
                                     {"dtype": "bfloat16", "param_dtype": "bfloat16"}], ids=str)
 def test_results_that_cannot_be_compared_go(change: dict[str, object]) -> None:
     assert not kept(replace(INFO, **change), 1.0, INFO, 2.0)  # type: ignore[arg-type]

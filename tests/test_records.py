@@ -15,6 +15,7 @@ from tuner.errors import InputError
 from tuner.executors import Resources
 from tuner.known import read_best
 from tuner.records import SCHEMA, Journal, Record, RunInfo, Status, write_text
+from tuner.timing.stats import Summary
 from tuner.validate import GradientError
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
@@ -26,7 +27,8 @@ INFO = RunInfo(
 
 MEASURED = Record(
     make_config("row_warp"), Status.OK, None, 2.5, True, 2.25, {"dx": GradientError(1e-7, 0.5), "dw": GradientError(2e-7, 0.75)},
-    (1, 16, 61), {"row_warp": Resources(40, 1024, 8, 16)})
+    (1, 16, 61), {"row_warp": Resources(40, 1024, 8, 16)},
+    {"warm": Summary(2.25, 0.03, 2.24, 2.27, 0.96, 180, 9), "cold": Summary(4.5, 0.1, 4.4, 4.7, 0.96, 180, 9)})
 PREDICTED = Record(make_config("row_thread"), Status.NOT_RUN, "not among the best predicted", 12.5)
 BROKEN = Record(make_config("row_shared"), Status.WRONG, "dx[0,0]: nan", errors={"dx": GradientError(math.inf, math.inf)})
 
@@ -103,7 +105,7 @@ def test_another_schema_is_refused(header: dict[str, int]) -> None:
 
 def test_a_header_without_what_came_later_is_read() -> None:
     values = INFO.as_json()
-    del values["measures"], values["rates"], values["param_dtype"]
+    del values["measures"], values["rates"], values["param_dtype"], values["regime"]
     assert RunInfo.from_json(values) == INFO
 
 

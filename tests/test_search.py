@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from statistics import median
+from types import SimpleNamespace
 from unittest import mock
 
 import optuna
@@ -26,6 +27,7 @@ from tests.fake_gpu import rugged
 from tuner.candidates import Neighbourhood, Space, distance, nearest, survey, without_figures
 from tuner.costmodel import predict
 from tuner.guess import RANK_ALL, rank
+from tuner.outcome import why_no_winner
 from tuner.pipeline import IN_FLIGHT
 from tuner.search import Families, Family
 from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy, Until
@@ -64,6 +66,16 @@ def test_survey_accounts_for_every_combination() -> None:
 def test_like_reasons_count_together() -> None:
     assert without_figures("needs 123 bytes where 1.5e3 are") == without_figures("needs 7 bytes where 1.5e3 are")
     assert without_figures("sm_90 and two2") == "sm_90 and two2"
+
+
+def test_a_reason_has_the_figures_of_one_config() -> None:
+    found = space("1,64,4096,4096", ("row_warp",))
+    whole = {found.why_not(config) for config in all_configs(["row_warp"])} - {None}
+    assert set(found.refused) < whole  # reasons as they are; of those that differ in figures alone, one
+    assert len({without_figures(reason) for reason in found.refused}) == len(found.refused)
+    assert any("bytes" in reason for reason in found.refused)
+    result = SimpleNamespace(records=(), info=SimpleNamespace(valid=0, combinations=7, refused={"needs 12 bytes": 5, "odd": 2}))
+    assert "with the figures of one of them: needs 12 bytes" in why_no_winner(result)  # type: ignore[arg-type]
 
 
 def test_nearest_config() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ import platformdirs
 import pytest
 
 from tuner.errors import ToolchainError
-from tuner.store import BuildKey, Store, default_root
+from tuner.store import IN_USE_SECONDS, BuildKey, Store, default_root
 
 KEY = BuildKey("cubin sm_90a", (("kernel.cu", "// a kernel\n"), ("parts/shim.cpp", "// a shim\n")), ("-O3",), "nvcc 13.0")
 
@@ -186,3 +188,92 @@ def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_root() == tmp_path and Store().root == tmp_path
     monkeypatch.delenv("LNL_STORE")
     assert default_root().is_relative_to(platformdirs.user_cache_path())
+
+
+@pytest.mark.parametrize("instead", ["a file", "an empty folder", "a folder for key.json"])
+def test_something_else_where_an_entry_should_be(instead: str, tmp_path: Path) -> None:
+    store, builder = Store(tmp_path), Builder()
+    folder = tmp_path / KEY.digest[:2] / KEY.digest
+    if instead == "a file":
+        folder.parent.mkdir()
+        folder.write_text("")
+    else:
+        (folder / ("key.json" if "key" in instead else "")).mkdir(parents=True)
+    assert store.get_or_build(KEY, builder) == folder and builder.calls == 1
+    assert (folder / "kernel.bin").read_bytes() == builder.product and entries(store) == [folder]
+
+
+# --- a bounded size ----------------------------------------------------------------------------------------------------------
+
+
+def numbered(number: int) -> BuildKey:
+    return replace(KEY, flags=(str(number),))
+
+
+def age(folder: Path, seconds: float) -> None:
+    """Makes an entry look unused for so long."""
+    os.utime(folder / "key.json", (then := time.time() - seconds, then))
+
+
+def filled(root: Path) -> list[Path]:
+    """Ten entries of 100,000 bytes and a little each, the first not used for longest, the last two in use."""
+    folders = [Store(root).get_or_build(numbered(number), Builder(bytes(100_000))) for number in range(10)]
+    for number, folder in enumerate(folders[:8]):
+        age(folder, 2 * IN_USE_SECONDS - number)
+    return folders
+
+
+def test_what_was_not_used_for_longest_makes_room(tmp_path: Path) -> None:
+    folders = filled(tmp_path)
+    Store(tmp_path, limit_bytes=520_000).trim()
+    assert entries(Store(tmp_path)) == sorted(folders[5:])
+
+
+def test_what_is_used_stays(tmp_path: Path) -> None:
+    folders, builder = filled(tmp_path), Builder()
+    Store(tmp_path).get_or_build(numbered(0), builder)
+    needing = replace(KEY, needs=(numbered(1).digest,))
+    Store(tmp_path).get_or_build(needing, builder)
+    age(folders[1], 2 * IN_USE_SECONDS)
+    Store(tmp_path).get_or_build(needing, builder)
+    Store(tmp_path, limit_bytes=0).trim()
+    assert builder.calls == 1
+    left = [folders[0], folders[1], *folders[8:], tmp_path / needing.digest[:2] / needing.digest]
+    assert entries(Store(tmp_path)) == sorted(left)
+
+
+def test_nothing_is_taken_away_within_the_limit(tmp_path: Path) -> None:
+    folders = filled(tmp_path)
+    Store(tmp_path, limit_bytes=1_100_000).trim()
+    assert entries(Store(tmp_path)) == sorted(folders)
+
+
+def test_additions_keep_the_size_within_the_limit(tmp_path: Path) -> None:
+    store = Store(tmp_path, limit_bytes=520_000)
+    for number in range(20):
+        age(store.get_or_build(numbered(number), Builder(bytes(100_000))), 2 * IN_USE_SECONDS - number)
+        assert len(entries(store)) <= 6
+    store.get_or_build(numbered(19), builder := Builder())
+    assert builder.calls == 0
+
+
+def test_what_killed_processes_left_goes(tmp_path: Path) -> None:
+    folder = Store(tmp_path).get_or_build(KEY, Builder())
+    old, new = (folder.parent / f".building-{name}" for name in ("old", "new"))
+    for left in (old, new):
+        left.mkdir()
+        (left / "kernel.cu").write_text("")
+    os.utime(old, (then := time.time() - 2 * IN_USE_SECONDS, then))
+    age(folder, 2 * IN_USE_SECONDS)
+    Store(tmp_path).trim()
+    assert entries(Store(tmp_path)) == sorted([folder, new])
+
+
+def test_one_process_trims_at_a_time(tmp_path: Path) -> None:
+    folders = filled(tmp_path)
+    with (tmp_path / ".trim").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Store(tmp_path, limit_bytes=0).trim()
+        assert entries(Store(tmp_path)) == sorted(folders)
+    Store(tmp_path, limit_bytes=0).trim()
+    assert entries(Store(tmp_path)) == sorted(folders[8:])

@@ -24,7 +24,9 @@ from tuner.executors import Executor
 from tuner.outcome import Event, TuneResult
 from tuner.pipeline import try_all
 from tuner.records import Record, Status
-from tuner.tuning import FINAL_ROUNDS, TIMEOUT, Request, TuningRun
+from tuner.timing.finals import ROUNDS
+from tuner.timing.regimes import REGIMES
+from tuner.tuning import TIMEOUT, Request, TuningRun
 
 SHAPE = "4,4,8,16"
 
@@ -165,7 +167,10 @@ def test_finalists_are_timed_again_in_turns_and_the_second_time_decides() -> Non
     again = gpu.timed[2 * len(valid):]
     finalists = list(dict.fromkeys(again))
     assert lucky in finalists and len(finalists) > 2
-    assert again == finalists * FINAL_ROUNDS
+    assert Counter(again) == dict.fromkeys(finalists, ROUNDS * len(REGIMES))
+    turns = again[::len(REGIMES)]
+    assert turns == (finalists + finalists[::-1]) * (ROUNDS // 2) + finalists
+    assert set(result.winner.times) == set(REGIMES)
 
 
 def test_what_cannot_be_timed_again_does_not_win() -> None:

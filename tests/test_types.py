@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +14,11 @@ import pytest
 
 import tuner
 from codegen.dtypes import ACCURACIES
-from codegen.problem import GRADIENTS, Problem
+from codegen.problem import GRADIENTS
 from codegen.render import Source
-from codegen.space import parse_config
 from codegen.tensors import BY_NAME
 from tests.cases import DATA_TYPES
 from tests.fake_gpu import FakeGpu, FakeProgram
-from tests.test_records import INFO
 from tests.trials import read_trials
 from tuner import cli
 from tuner.compare import bound_fault
@@ -29,8 +26,6 @@ from tuner.dtypes import NUMPY
 from tuner.errors import CompileError
 from tuner.executors import Executor
 from tuner.inputs import Inputs, random_inputs
-from tuner.known import best_known
-from tuner.records import SCHEMA, Record, Status, write_text
 
 ROWS, HIDDEN, OUT = 6, 8, 5
 BFLOAT16 = ml_dtypes.bfloat16
@@ -140,21 +135,6 @@ def test_tune_validates_in_the_types_asked_for(dtype: str, param_dtype: str) -> 
     assert rounded == {name for name in GRADIENTS if BY_NAME[name].dtype(dtype, param_dtype) != "float32"}
 
 
-def test_the_best_of_earlier_runs_has_the_same_types_and_class(reports: Path) -> None:
-    asked = [{"dtype": dtype, "param_dtype": param_dtype} for dtype, param_dtype in DATA_TYPES] + [{"accuracy": "tf32"}]
-    run = replace(INFO, shape=f"1,{ROWS},{HIDDEN},{OUT}")
-    for warps, options in zip((1, 2, 4, 8, 1, 2), asked, strict=True):
-        problem = Problem(ROWS, HIDDEN, OUT, **options)
-        info = replace(run, dtype=problem.dtype, param_dtype=problem.param_dtype, accuracy=problem.accuracy)
-        winner = Record(parse_config(f"row_warp:warps={warps}"), Status.OK, None, 1.0, True)
-        write_text(reports / "test" / f"{len(list(reports.glob('*/*')))}" / "best.json",
-                   json.dumps({"schema": SCHEMA, "run": info.as_json(), "winner": winner.as_json()}))
-    for warps, options in zip((1, 2, 4, 8, 1, 2), asked, strict=True):
-        found = list(best_known(Problem(ROWS, HIDDEN, OUT, **options), FakeGpu()))
-        assert found == [parse_config(f"row_warp:warps={warps}")]
-    assert list(best_known(Problem(ROWS, HIDDEN, OUT, accuracy="bf16"), FakeGpu())) == []
-
-
 # --- the command line --------------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +157,7 @@ class Refusing(FakeGpu):
 ])
 def test_types_and_class_name_the_folder_and_head_the_report(reports: Path, monkeypatch: pytest.MonkeyPatch, options: str,
                                                              folder: str, words: str) -> None:
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: Refusing())
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: Refusing())
     assert cli.main(["--shape", "4,4,8,16", "--variants", "row_warp", "--trials", "2", *options.split()]) == 1
     path = reports / "test" / f"4x4x8x16-{folder}"
     report = (path / "report.md").read_text()
@@ -188,7 +168,7 @@ def test_types_and_class_name_the_folder_and_head_the_report(reports: Path, monk
 
 def test_types_and_class_stand_in_everything_a_run_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                           capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "open_executor", lambda name, target: FakeGpu())
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: FakeGpu())
     assert cli.main(["--shape", "4,4,8,16", "--variants", "row_warp", "--trials", "2", "--out", str(tmp_path),
                      "--dtype", "float16", "--param-dtype", "float32"]) == 0
     words = "float16 with float32 parameters"

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+import numpy as np
+
+from codegen.config import Config
 from codegen.problem import Shape
+from codegen.space import parse_config
+from tuner.errors import InputTypeError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: done; nothing was found, or this machine lacks something; the arguments make no sense; Ctrl-C."""
@@ -24,12 +30,98 @@ def as_shape(shape: Shape | str | Sequence[int]) -> Shape:
 
     Raises:
         InvalidProblem: it is none.
+        InputTypeError: it is neither a text nor numbers.
     """
     if isinstance(shape, Shape):
         return shape
+    if not isinstance(shape, str | Iterable):
+        raise InputTypeError(f"a shape is a text such as '4,4,8,16', four whole numbers or a Shape, not {_kind(shape)}")
     return Shape.parse(shape if isinstance(shape, str) else ",".join(str(size) for size in shape))
 
 
 def parse_names(names: Iterable[str] | str) -> tuple[str, ...]:
-    """Names from a list of them or from one text with commas: "dx, dw"."""
-    return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else tuple(names)
+    """Names from a list of them or from one text with commas: "dx, dw".
+
+    Raises:
+        InputTypeError: they are neither.
+    """
+    if isinstance(names, str):
+        return tuple(name.strip() for name in names.split(",") if name.strip())
+    listed = tuple(names) if isinstance(names, Iterable) else None
+    if listed is None or not all(isinstance(name, str) for name in listed):
+        raise InputTypeError(f"names are a list of them or one text with commas, 'dx,dw', not {names!r}")
+    return listed
+
+
+def as_dtype(name: str, value: object) -> str:
+    """The name of a data type given by its name, as NumPy's type or dtype, or as that of ml_dtypes; empty stays empty.
+
+    Raises:
+        InputTypeError: it is none of these.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, type | np.dtype):
+        with contextlib.suppress(TypeError):
+            return np.dtype(value).name
+    raise InputTypeError(f"{name} must be a data type such as 'float32', not {_kind(value)}")
+
+
+def as_text(name: str, value: object) -> str:
+    """The value itself.
+
+    Raises:
+        InputTypeError: it is no text.
+    """
+    if not isinstance(value, str):
+        raise InputTypeError(f"{name} must be a text, not {_kind(value)}")
+    return value
+
+
+def as_whole(name: str, value: object) -> int:
+    """A whole number of Python or NumPy.
+
+    Raises:
+        InputTypeError: it is none; a float is none, nor is a truth value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InputTypeError(f"{name} must be a whole number, not {_kind(value)}")
+    return int(value)
+
+
+def as_seconds(name: str, value: object) -> float:
+    """A number of Python or NumPy.
+
+    Raises:
+        InputTypeError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise InputTypeError(f"{name} must be a number of seconds, not {_kind(value)}")
+    return float(value)
+
+
+def as_flag(name: str, value: object) -> bool:
+    """A truth value of Python or NumPy.
+
+    Raises:
+        InputTypeError: it is anything else, however true.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise InputTypeError(f"{name} must be True or False, not {_kind(value)}")
+    return bool(value)
+
+
+def as_config(config: Config | str) -> Config:
+    """A Config from its text, or itself, whose parts were perhaps put together by hand.
+
+    Raises:
+        InvalidConfig: there is no such config.
+        InputTypeError: it is neither.
+    """
+    return parse_config(str(config) if isinstance(config, Config) else as_text("config", config))
+
+
+def _kind(value: object) -> str:
+    """What a value of the wrong type is, for a sentence: "3.5 (float)"."""
+    shown = repr(value)
+    return f"{shown if len(shown) <= 40 else shown[:37] + '...'} ({type(value).__name__})"

@@ -10,7 +10,7 @@ from pathlib import Path
 from codegen.artifact import ArtifactInfo, ArtifactKernel, ErrorFigures, artifact
 from codegen.config import Config
 from codegen.dtypes import ITEMSIZE
-from codegen.limits import Limits
+from codegen.limits import Limits, most_memory
 from codegen.problem import Problem, Shape
 from codegen.render import Source, render
 from codegen.space import why_not, why_unfit
@@ -23,9 +23,6 @@ from tuner.wording import gpu_name
 
 MAX_CONFIGS = 3
 """Configs in one file; each makes it longer, and slower to compile."""
-
-GPU_BYTES = 1 << 38
-"""More memory than any GPU has: row counts whose x, dx and dy would take more do not occur."""
 
 ABSURDLY_SLOW = 4.0
 """A config serves no row count at which its predicted time is more than so many times the best predicted one: more than the cost
@@ -78,7 +75,7 @@ def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[Artifa
         limits: the GPU.
         choose: the config to take for a problem; it must be fit there.
     """
-    problem, most = tuned.problem, _most_rows(tuned.problem)
+    problem, most = tuned.problem, _most_rows(tuned.problem, limits)
     below: list[ArtifactKernel] = []
     lowest = _lowest_fit(problem, tuned.config, limits)
     if lowest > 0:
@@ -110,9 +107,10 @@ def _last(problem: Problem, limits: Limits, most: int, choose: Choice) -> Config
     return config
 
 
-def _most_rows(problem: Problem) -> int:
-    """The largest power of two of rows that GPU_BYTES can hold, and no less than the problem's."""
-    held = GPU_BYTES // (ITEMSIZE[problem.dtype] * (2 * problem.hidden + problem.out))
+def _most_rows(problem: Problem, limits: Limits) -> int:
+    """The largest power of two of rows that such a GPU can hold, and no less than the problem's; of more than it nobody calls."""
+    values = problem.hidden * (1 + ("dx" in problem.wants)) + problem.out
+    held = most_memory(limits.arch) // (ITEMSIZE[problem.dtype] * values)
     return max(_power_at_most(max(held, 1)), problem.rows)
 
 

@@ -14,15 +14,14 @@ from codegen.errors import InvalidConfig
 from codegen.limits import target as limits_of
 from codegen.problem import ALL_GRADIENTS, Problem, Shape, check_wants
 from codegen.render import render
-from codegen.space import parse_config, valid_configs, why_not, why_refused, why_unfit
-from tuner.arguments import as_shape, parse_names
-from tuner.choose import open_executor
+from codegen.space import valid_configs, why_refused
+from tuner.arguments import as_config, as_dtype, as_flag, as_shape, as_text, parse_names
+from tuner.choose import checked_executor, open_executor
 from tuner.errors import InputError
 from tuner.executors import Executor, Program
 from tuner.executors.arrays import output_specs
-from tuner.guess import best_predicted
 from tuner.inputs import AnyFloats, Gradients, Inputs
-from tuner.known import best_known
+from tuner.wisdom.recall import choose
 
 
 def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloats | None, w: AnyFloats, eps: float = 1e-5,
@@ -39,7 +38,8 @@ def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloa
         eps: of the LayerNorm.
         wants: the gradients to compute, a list of names or "dx,dw"; None: all that exist.
         config: the kernel; None: the best of earlier tuning runs for this H and O on this device that is right and worth taking
-            for so many rows, else what the cost model expects to be fastest.
+            for so many rows, else what the cost model expects to be fastest. One that is given is taken as it is, also where
+            its arithmetic or its long sums are coarser than the accuracy class of the data type.
         executor: "auto", "cuda" or "host", or one that is open; None: "auto".
 
     Arrays of any memory layout are taken; what is not C-contiguous is copied.
@@ -64,26 +64,29 @@ def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloa
     if inputs.rows == 0:
         nothing = output_specs(inputs, chosen)
         return _shaped(Gradients(**{name: np.zeros(spec.shape, spec.dtype) for name, spec in nothing.items()}), x.shape)
-    kernel = _choose(problem, opened) if config is None else _given(config, problem, opened)
+    kernel = choose(problem, opened) if config is None else _given(config, problem, opened)
     return _shaped(_program(replace(problem, rows=1), kernel, cast(Hashable, opened)).run(inputs, chosen), x.shape)
 
 
-def configs(shape: Shape | str | Sequence[int], *, target: str = "sm_90", dtype: str = "float32", param_dtype: str = "",
-            accuracy: str = "", deterministic: bool = False, variants: Iterable[str] | str | None = None,
-            wants: Iterable[str] | str | None = None) -> list[Config]:
+def configs(shape: Shape | str | Sequence[int], *, target: str = "sm_90", dtype: str | type = "float32",
+            param_dtype: str | type = "", accuracy: str = "", deterministic: bool = False,
+            variants: Iterable[str] | str | None = None, wants: Iterable[str] | str | None = None) -> list[Config]:
     """Every config that can run the shape on a GPU of that architecture and is worth trying, in a fixed order.
 
     `variants` and `wants` are lists of names or texts with commas: "dx,dw"; None: all. `param_dtype` is the data type of gamma,
-    beta and w, empty for that of dy and x; `accuracy` is the class results must meet, empty for that of the data type.
+    beta and w, empty for that of dy and x; `accuracy` is the class results must meet, empty for that of the data type. Data types
+    are names, or NumPy's.
 
     Raises:
+        InputTypeError: an argument is of another type.
         InvalidProblem, UnsupportedDtype: the shape, data types, class or wanted gradients describe no problem.
         InvalidConfig: there is no such target or variant.
     """
     chosen = None if wants is None else parse_names(wants)
-    problem = Problem.of(as_shape(shape), dtype=dtype, wants=chosen, deterministic=deterministic, param_dtype=param_dtype,
-                         accuracy=accuracy)
-    return valid_configs(problem, limits_of(target), None if variants is None else parse_names(variants))
+    problem = Problem.of(as_shape(shape), dtype=as_dtype("dtype", dtype), wants=chosen,
+                         deterministic=as_flag("deterministic", deterministic), accuracy=as_text("accuracy", accuracy),
+                         param_dtype=as_dtype("param_dtype", param_dtype))
+    return valid_configs(problem, limits_of(as_text("target", target)), None if variants is None else parse_names(variants))
 
 
 def _wanted(inputs: Inputs, wants: Iterable[str] | str | None) -> frozenset[str]:
@@ -98,7 +101,7 @@ def _wanted(inputs: Inputs, wants: Iterable[str] | str | None) -> frozenset[str]
 
 
 def _opened(executor: Executor | str) -> Executor:
-    return _named(executor) if isinstance(executor, str) else executor
+    return _named(executor) if isinstance(executor, str) else checked_executor(executor)
 
 
 @functools.cache
@@ -108,21 +111,10 @@ def _named(name: str) -> Executor:
 
 
 def _given(config: Config | str, problem: Problem, executor: Executor) -> Config:
-    kernel = parse_config(config) if isinstance(config, str) else config
+    kernel = as_config(config)
     if reason := why_refused(problem, kernel, executor.limits):
         raise InvalidConfig(f"{kernel} cannot run these sizes: {reason}")
     return kernel
-
-
-def _choose(problem: Problem, executor: Executor) -> Config:
-    for config in best_known(problem, executor):
-        if why_not(problem, config, executor.limits) is None:
-            return config
-    # Sizes near each other have the same best kernel; rounding keeps varying row counts from a search each.
-    rounded = replace(problem, rows=1 << (problem.rows - 1).bit_length())
-    config = best_predicted(rounded, executor.limits)
-    fits = why_unfit(problem, config, executor.limits) is None
-    return config if fits else best_predicted(problem, executor.limits)
 
 
 @functools.lru_cache(maxsize=64)

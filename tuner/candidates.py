@@ -33,7 +33,7 @@ class Space:
         variants: names of the variants that take part.
         valid: the configs that can run the problem and are worth trying, in a fixed order.
         combinations: how many there are, valid or not.
-        refused: why the others are not, with counts; figures are left out, so that like reasons count together.
+        refused: why the others are not, with counts; the first stands for those that differ from it in figures alone.
     """
 
     problem: Problem
@@ -57,8 +57,10 @@ def survey(problem: Problem, limits: Limits, variants: Iterable[str] | None = No
     names = tuple(VARIANTS) if variants is None else tuple(dict.fromkeys(variants))
     refused: Counter[str] = Counter()
 
+    examples: dict[str, str] = {}
+
     def note(reason: str, count: int) -> None:
-        refused[without_figures(reason)] += count
+        refused[examples.setdefault(without_figures(reason), reason)] += count
 
     valid = valid_configs(problem, limits, names, note)
     return Space(problem, limits, names, tuple(valid), len(valid) + refused.total(), dict(refused.most_common()))

@@ -18,7 +18,7 @@ from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
-from tuner.choose import EXECUTORS, open_executor
+from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
 from tuner.errors import InputError, InputTypeError, TunerError
 from tuner.executors import Executor
@@ -26,8 +26,11 @@ from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
 from tuner.progress import ProgressBar, best_table, error_table
 from tuner.publish import Folder, Published
+from tuner.timing.regimes import REGIMES
 from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, Request, TuningRun
+from tuner.wisdom.recall import remember
 from tuner.wording import share_of_floor, time_text
+from tuner.workers.pool import Workers
 
 TARGET = "sm_90"
 
@@ -43,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.bench import cli as bench
 
         return bench.main(given[1:])
+    if given[:1] == ["wisdom"]:
+        from tuner.wisdom import cli as wisdom
+
+        return wisdom.main(given[1:])
     options = _parser().parse_args(given)
     try:
         return _tune(options, "python -m tuner " + shlex.join(given))
@@ -65,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="tuner", description="Finds the fastest valid CUDA kernel for the backward pass of y = Linear(LayerNorm(x)).",
-        epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU.",
+        epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU. "
+               "tuner wisdom [--help]: lists, exports, imports and forgets what earlier runs found.",
         allow_abbrev=False)
     parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
     parser.add_argument("--executor", choices=EXECUTORS, default="auto",
@@ -77,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
                         help="data type of gamma, beta, w and their gradients: that of --dtype (default); float32 goes with all")
     parser.add_argument("--accuracy", default="", metavar="CLASS",
                         help=f"what every kernel must meet: {', '.join(ACCURACIES)} (default: the class of --dtype)")
+    parser.add_argument("--regime", choices=REGIMES, default="warm",
+                        help="on a GPU, the times that decide: warm, of calls replayed back to back (default); cold, of single "
+                             "calls that find nothing in the L2 cache")
     parser.add_argument("--eps", type=float, default=1e-5, help="eps of the LayerNorm (default 1e-5)")
     parser.add_argument("--deterministic", action="store_true", help="only kernels whose results are bitwise reproducible")
     parser.add_argument("--variants", type=parse_names, metavar="A,B", help=f"only these variants, of {', '.join(VARIANTS)}")
@@ -95,16 +106,18 @@ def _tune(options: argparse.Namespace, command: str) -> int:
     request = Request(
         Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, options.trials,
         options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command,
-        param_dtype=options.param_dtype, accuracy=options.accuracy)
+        param_dtype=options.param_dtype, accuracy=options.accuracy, regime=options.regime)
     request.problem()
-    with closing(open_executor(options.executor, options.target or TARGET)) as executor:
+    with closing(open_isolated(options.executor, options.target or TARGET)) as executor:
         if executor.measures and options.target is not None:
             print(f"tuner: --target is ignored, since kernels are measured on {executor.device}; it is for --executor host",
                   file=sys.stderr)
+        if request.regime != "warm" and not executor.measures:
+            print("tuner: --regime is ignored, since times are predicted; it is for --executor cuda", file=sys.stderr)
         return _run(request, executor, options.out)
 
 
-def _run(request: Request, executor: Executor, out: Path | None) -> int:
+def _run(request: Request, executor: Executor | Workers, out: Path | None) -> int:
     run = TuningRun(request, executor)
     console, errors = Console(), Console(stderr=True)
     interrupted = False
@@ -116,6 +129,8 @@ def _run(request: Request, executor: Executor, out: Path | None) -> int:
             interrupted = True
     result = run.result()
     published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
+    if request.variants is None:
+        remember(result, say=lambda sentence: print(f"tuner: {sentence}", file=sys.stderr))
     _show(console, result, published)
     if result.lost is not None:
         print(f"tuner: {result.lost}; what was finished is written", file=sys.stderr)
@@ -128,7 +143,7 @@ def _run(request: Request, executor: Executor, out: Path | None) -> int:
     return OK
 
 
-def _default_folder(executor: Executor, request: Request) -> Path:
+def _default_folder(executor: Executor | Workers, request: Request) -> Path:
     """reports/<device>/<shape>-<dtype>, and what else sets the run apart from an ordinary one."""
     problem = request.problem()
     parts = [request.shape.slug, problem.dtype]
@@ -136,6 +151,8 @@ def _default_folder(executor: Executor, request: Request) -> Path:
         parts.append(f"param-{problem.param_dtype}")
     if problem.accuracy != OWN_CLASS[problem.dtype]:
         parts.append(problem.accuracy)
+    if request.regime != "warm" and executor.measures:
+        parts.append(request.regime)
     if request.deterministic:
         parts.append("deterministic")
     if problem.wants != ALL_GRADIENTS:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from codegen.config import Config
@@ -11,13 +14,14 @@ from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.render import render
 from tuner.candidates import survey
-from tuner.choose import open_host
+from tuner.choose import open_host, open_isolated
 from tuner.errors import CompileError, DeviceLost, NoValidKernel
 from tuner.evaluate import HOST_MULTIPLY_ADDS
 from tuner.executors import Executor
 from tuner.guess import best_predicted, rank
 from tuner.outcome import TuneResult
 from tuner.validate import Validator
+from tuner.workers.pool import Workers
 
 GPU_MULTIPLY_ADDS = 1 << 28
 """Largest rows * H * O of one run of the validation on a GPU: making the data for more takes longer than it is worth."""
@@ -30,14 +34,14 @@ TRIES = 8
 """Configs that are tried for one range of row counts before it is given up."""
 
 
-def choose_companion(executor: Executor, result: TuneResult, problem: Problem) -> Config:
+def choose_companion(place: Executor | Workers, result: TuneResult, problem: Problem) -> Config:
     """The config predicted to be fastest at the problem's row count among those that prove valid.
 
     Where the winner of the run repeats its bits every time, so does it. It is validated at a row count of its range, or as
     near to it as the cost allows, but not timed.
 
     Args:
-        executor: where it is validated; once its device is lost, the CPU of this machine.
+        place: where it is validated; once its device is lost, the CPU of this machine.
         result: the run whose winner is not fit at that row count.
         problem: what is to be computed there.
 
@@ -46,29 +50,51 @@ def choose_companion(executor: Executor, result: TuneResult, problem: Problem) -
         ToolchainError: there is no compiler.
     """
     try:
-        return _choose(executor, result, problem)
+        return _choose(place, result, problem)
     except DeviceLost:
-        return _choose(open_host(executor.limits), result, problem)
+        if not isinstance(place, Workers):
+            return _choose(open_host(place.limits), result, problem)
+    with closing(open_isolated("host", place.limits.arch)) as host:
+        return _choose(host, result, problem)
 
 
-def _choose(executor: Executor, result: TuneResult, problem: Problem) -> Config:
+def _choose(place: Executor | Workers, result: TuneResult, problem: Problem) -> Config:
     reproducible = result.winner is not None and result.winner.config["reduction"] != "atomic"
     at = replace(problem, deterministic=problem.deterministic or reproducible)
-    products, rows = (GPU_MULTIPLY_ADDS, GPU_ROWS) if executor.measures else (HOST_MULTIPLY_ADDS, HOST_ROWS)
+    products, rows = (GPU_MULTIPLY_ADDS, GPU_ROWS) if place.measures else (HOST_MULTIPLY_ADDS, HOST_ROWS)
     cap = min(products, rows * at.hidden * at.out)
-    validator = Validator(at, seed=result.info.seed, max_multiply_adds=cap)
-    reason = ""
-    for config in _likeliest(at, executor.limits):
-        try:
-            program = executor.compile(render(at, config))
-            verdict = validator.validate(program.run, program.variations)
-        except CompileError as error:
-            reason = str(error)
-            continue
-        if verdict.ok:
+    check = place.why_invalid if isinstance(place, Workers) else partial(why_invalid, place)
+    reason = None
+    for config in _likeliest(at, place.limits):
+        reason = check(at, config, result.info.seed, cap)
+        if reason is None:
             return config
-        reason = verdict.reason or ""
     raise NoValidKernel(f"no valid kernel for {at.rows} rows, which best.cu should serve as well; the last since: {reason}")
+
+
+def why_invalid(executor: Executor, problem: Problem, config: Config, seed: int, multiply_adds: int) -> str | None:
+    """Why a config is not valid for a problem; None where it is.
+
+    Args:
+        executor: where it runs.
+        seed: of the data.
+        multiply_adds: as max_multiply_adds of Validator.
+
+    Raises:
+        DeviceLost, ToolchainError: as Executor.compile and Program.run.
+    """
+    validator = _validator(problem, seed, multiply_adds)
+    try:
+        program = executor.compile(render(problem, config))
+        return validator.validate(program.run, program.variations).reason
+    except CompileError as error:
+        return str(error)
+
+
+@functools.lru_cache(maxsize=1)
+def _validator(problem: Problem, seed: int, multiply_adds: int) -> Validator:
+    """One for all configs of a problem, as it holds the references."""
+    return Validator(problem, seed=seed, max_multiply_adds=multiply_adds)
 
 
 def _likeliest(problem: Problem, limits: Limits) -> Iterator[Config]:

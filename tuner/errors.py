@@ -25,8 +25,12 @@ class LaunchError(TunerError):
     """A kernel could not be launched, or broke a rule while it ran."""
 
 
+class OutOfMemory(LaunchError):
+    """A call needs more memory than its device has left."""
+
+
 class DeviceLost(LaunchError):
-    """A kernel took this process's GPU context with it: nothing can run there any more."""
+    """A kernel took its process's GPU context with it, or no process can use the device any more: nothing can run there."""
 
 
 class NoValidKernel(TunerError):

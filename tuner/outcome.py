@@ -11,8 +11,7 @@ from codegen.problem import Problem
 from tuner.costmodel import floor_us
 from tuner.records import Record, RunInfo, Status
 
-REJECTED = frozenset(
-    (Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG, Status.IMPLAUSIBLE, Status.SLOWER, Status.SPILLS))
+REJECTED = frozenset(Status) - {Status.OK, Status.REFUSED, Status.NOT_RUN}
 """What becomes of a candidate that was tried and may not win. One that is slower is not wrong as far as it was looked at: where
 validating takes long, what cannot win is not validated."""
 
@@ -46,6 +45,7 @@ class TuneResult:
         records: one per candidate, in the order in which they were tried; those not run come last.
         winner: the fastest valid one; None where there is none.
         lost: a sentence where the run ended early because the GPU failed.
+        said: what is to be known of the measured times and of the choice between the finalists, as clauses.
     """
 
     info: RunInfo
@@ -54,6 +54,7 @@ class TuneResult:
     records: tuple[Record, ...]
     winner: Record | None
     lost: str | None = None
+    said: tuple[str, ...] = ()
 
     @property
     def floor_us(self) -> float:
@@ -102,5 +103,6 @@ def why_no_winner(result: TuneResult) -> str:
         return f"no valid kernel: {count} of {len(rejected)} candidates ended with status {status!r}, the first with: {reason}"
     if result.info.valid == 0:
         reason = next(iter(result.info.refused), "there are none")
-        return f"no valid kernel: none of {result.info.combinations} configs can run this shape; the commonest reason: {reason}"
+        return (f"no valid kernel: none of {result.info.combinations} configs can run this shape; the commonest reason, with "
+                f"the figures of one of them: {reason}")
     return "no candidate was finished in time; allow more with --timeout"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from codegen.config import Config
 from tuner.errors import DeviceLost
-from tuner.evaluate import Compiled, Evaluator
+from tuner.evaluate import Compiled, Judge
 from tuner.records import Record, Status
 from tuner.strategy import Strategy
 
@@ -40,7 +40,7 @@ def thread_pool(count: int, wait: bool = True) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=wait, cancel_futures=True)
 
 
-def try_in_turn(strategy: Strategy, evaluator: Evaluator, out_of_time: Callable[[], bool],
+def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool],
                 on_record: Callable[[Record], None]) -> None:
     """Tries what the strategy chooses until it ends or time is up.
 
@@ -55,13 +55,13 @@ def try_in_turn(strategy: Strategy, evaluator: Evaluator, out_of_time: Callable[
     with thread_pool(workers(), wait=False) as pool:
         while not out_of_time():
             for config in strategy.ask(IN_FLIGHT - len(flying)):
-                flying.append((config, pool.submit(evaluator.compile, config)))
+                flying.append((config, pool.submit(judge.compile, config)))
             if not flying:
                 return
             config, compiled = flying.popleft()
             program = compiled.result()
             try:
-                record = evaluator.judge(program)
+                record = judge.judge(program)
             except DeviceLost as error:
                 on_record(_last(config, error))
                 raise
@@ -69,8 +69,8 @@ def try_in_turn(strategy: Strategy, evaluator: Evaluator, out_of_time: Callable[
             strategy.tell(config, record.time_us if record.status in (Status.OK, Status.SLOWER) else None)
 
 
-def try_all(configs: list[Config], evaluator: Evaluator, out_of_time: Callable[[], bool]) -> Iterator[Record]:
-    """The records of the configs, in their order, for executors that do not time: each thread compiles and judges.
+def try_all(configs: list[Config], judge: Judge, out_of_time: Callable[[], bool]) -> Iterator[Record]:
+    """The records of the configs, in their order, where nothing is timed: each thread compiles and judges.
 
     What has not begun when time is up comes without a record. An interrupt keeps what was yielded.
 
@@ -80,17 +80,21 @@ def try_all(configs: list[Config], evaluator: Evaluator, out_of_time: Callable[[
     """
 
     def one(config: Config) -> Record | None:
-        return None if out_of_time() else evaluator.judge(evaluator.compile(config))
+        return None if out_of_time() else judge.judge(judge.compile(config))
 
     with thread_pool(workers()) as pool:
-        for config, future in [(config, pool.submit(one, config)) for config in configs]:
-            try:
-                record = future.result()
-            except DeviceLost as error:
-                yield _last(config, error)
-                raise
-            if record is not None:
-                yield record
+        try:
+            for config, future in [(config, pool.submit(one, config)) for config in configs]:
+                try:
+                    record = future.result()
+                except DeviceLost as error:
+                    yield _last(config, error)
+                    raise
+                if record is not None:
+                    yield record
+        except BaseException:
+            judge.stop()
+            raise
 
 
 def _last(config: Config, error: DeviceLost) -> Record:

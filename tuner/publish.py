@@ -110,7 +110,7 @@ def why_kept(earlier: Known | None, result: TuneResult) -> str | None:
 
 def _question(info: RunInfo) -> tuple[object, ...]:
     """What two runs must agree in to be about the same kernels."""
-    return info.shape, info.dtype, info.param_dtype, info.wants, info.deterministic, info.accuracy, info.target
+    return info.shape, info.dtype, info.param_dtype, info.wants, info.deterministic, info.accuracy, info.target, info.regime
 
 
 def _made_by(info: RunInfo) -> tuple[object, ...]:

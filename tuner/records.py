@@ -16,6 +16,8 @@ from codegen.config import Config
 from codegen.space import parse_config
 from tuner.errors import InputError
 from tuner.executors import Resources
+from tuner.timing.regimes import REGIMES, Regime
+from tuner.timing.stats import Summary
 from tuner.validate import GradientError
 
 SCHEMA = 1
@@ -29,6 +31,9 @@ class Status(StrEnum):
     REFUSED = "refused"
     COMPILE_ERROR = "compile error"
     LAUNCH_ERROR = "launch error"
+    OUT_OF_MEMORY = "out of memory"
+    HANG = "hang"
+    CRASH = "crash"
     WRONG = "wrong result"
     IMPLAUSIBLE = "implausible time"
     SLOWER = "slower"
@@ -50,6 +55,7 @@ class Record:
         errors: by wanted gradient.
         rows: the row counts at which it was validated.
         resources: what the device compiler reported, by kernel.
+        times: final_us and the same in the other regime, with what is known of each; empty where there is no final time.
     """
 
     config: Config
@@ -61,6 +67,7 @@ class Record:
     errors: Mapping[str, GradientError] = field(default_factory=dict)
     rows: tuple[int, ...] = ()
     resources: Mapping[str, Resources] = field(default_factory=dict)
+    times: Mapping[Regime, Summary] = field(default_factory=dict)
 
     @property
     def best_us(self) -> float:
@@ -89,6 +96,7 @@ class Record:
                 for name, error in self.errors.items()},
             "rows": list(self.rows),
             "resources": {kernel: asdict(entry) for kernel, entry in self.resources.items()},
+            "times": {regime: summary.as_json() for regime, summary in self.times.items()},
         }
 
     @classmethod
@@ -98,14 +106,15 @@ class Record:
         Raises:
             KeyError, TypeError, ValueError: the values have another form.
         """
-        time = values["time"] or {}
+        time, found = values["time"] or {}, values.get("times", {})  # files from before there were two regimes have none
         return cls(
             parse_config(values["config"]), Status(values["status"]), values["reason"], time.get("us"),
             time.get("kind") == "measured", time.get("final_us"),
             {name: GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
              for name, error in values["errors"].items()},
             tuple(values["rows"]),
-            {kernel: Resources(**entry) for kernel, entry in values["resources"].items()})
+            {kernel: Resources(**entry) for kernel, entry in values["resources"].items()},
+            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +139,12 @@ class RunInfo:
         version: git revision of the sources where they lie in a repository, else the package's version.
         combinations: size of the whole product of parameter choices.
         valid: how many of them can run the problem and are worth trying.
-        refused: why the others are not, with counts; figures are left out of the reasons.
+        refused: why the others are not, with counts; of reasons that differ in figures alone the first stands for all.
         measures: whether times are measured; otherwise they are predicted.
         rates: where the rates behind the floor are from, "table" or "measured" (see Executor).
         param_dtype: data type of gamma, beta, w and their gradients; empty, as in files from before there was a choice, stands
             for `dtype`.
+        regime: in which times decide; warm, as in files from before there was a choice.
     """
 
     shape: str
@@ -158,6 +168,7 @@ class RunInfo:
     measures: bool = True
     rates: str = "table"
     param_dtype: str = ""
+    regime: Regime = "warm"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "param_dtype", self.param_dtype or self.dtype)

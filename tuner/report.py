@@ -10,6 +10,9 @@ from codegen.problem import GRADIENTS
 from tuner.costmodel import predict
 from tuner.outcome import TuneResult
 from tuner.records import SCHEMA, Record
+from tuner.timing.regimes import deciding_first
+from tuner.timing.stats import Summary
+from tuner.wisdom.source import source_digest
 from tuner.wording import capitalised, gpu_text, problem_text, rows_text, share_of_floor, time_text
 
 
@@ -20,8 +23,10 @@ def best_json(result: TuneResult) -> str:
         "run": result.info.as_json(),
         "floor_us": result.floor_us,
         "winner": None if result.winner is None else result.winner.as_json(),
+        "source": "" if result.winner is None else source_digest(result.problem, result.winner.config),
         "best_by_variant": {name: record.as_json() for name, record in result.best_by_variant().items()},
         "rejected": dict(result.rejections()),
+        "said": list(result.said),
     }
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
@@ -45,6 +50,7 @@ def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | N
         lines += ["No candidate was valid.", ""]
     else:
         lines += _winner(result, winner)
+        lines += _finals(result)
         lines += _variants(result)
     lines += _rejected(result)
     return "\n".join(lines)
@@ -92,6 +98,35 @@ def _prediction(result: TuneResult, winner: Record) -> list[str]:
         f"| {step.name} | {step.time_us:.2f} | {step.limited_by} | {step.blocks_per_sm or ''} |" for step in prediction.steps]
 
 
+def _finals(result: TuneResult) -> list[str]:
+    """The finalists in both regimes, the winner first, and what is to be known of their times."""
+    finalists = sorted((record for record in result.valid() if record.times),
+                       key=lambda record: (record is not result.winner, record.best_us))
+    if not finalists and not result.said:
+        return []
+    regimes = deciding_first(result.info.regime)
+    lines = ["## Times", ""]
+    if finalists:
+        lines += [
+            f"The fastest were timed again in turns, in both regimes; {regimes[0]} times decide. *Warm*: calls replayed back to "
+            "back from a CUDA graph. *Cold*: single calls, each after the L2 cache was written over. Microseconds: the median of "
+            "the rounds, in brackets the distance between the quartiles of all samples, and the interval that the median is in, "
+            "by order statistics of the rounds.", "",
+            "| finalist | " + " | ".join(f"{regime} | interval" for regime in regimes) + " |",
+            "|---|" + "---|" * (2 * len(regimes))]
+        lines += [f"| `{record.config}` | " + " | ".join(_times(record.times.get(regime)) for regime in regimes) + " |"
+                  for record in finalists]
+        lines.append("")
+    lines += [f"* {capitalised(clause)}." for clause in result.said]
+    return [*lines, ""] if result.said else lines
+
+
+def _times(times: Summary | None) -> str:
+    if times is None:
+        return "– | –"
+    return f"{times.median:.2f} ({times.iqr:.2f}) | {times.low:.2f} to {times.high:.2f}, {times.level:.0%}"
+
+
 def _variants(result: TuneResult) -> list[str]:
     best = result.best_by_reduction()
     names = [name for name in GRADIENTS if name in result.problem.wants]
@@ -123,7 +158,8 @@ def _rejected(result: TuneResult) -> list[str]:
             lines.append(f"| {status} | {count} | {_cell(reason or '')} |")
         lines.append("")
     if info.refused:
-        lines += ["Combinations that the rules refuse before anything is compiled:", "", "| reason | count |", "|---|---|"]
+        lines += ["Combinations that the rules refuse before anything is compiled:", "",
+                  "| reason, with the figures of the first such combination | count |", "|---|---|"]
         lines += [f"| {_cell(reason)} | {count} |" for reason, count in info.refused.items()]
         lines.append("")
     return lines

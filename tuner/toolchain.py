@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codegen.plan import Plan
+from tuner.compilers import run_compiler
 from tuner.errors import CompileError, ToolchainError
 from tuner.executors import Resources
 from tuner.store import BuildKey, Store
 
 CUBIN = "kernel.cubin"
 REPORT = "nvcc.txt"
-
-COMPILE_LIMIT_S = 300.0
-"""A kernel takes a second; a compiler that runs this long will not end."""
 
 _SOURCE = "kernel.cu"
 _FLAGS = ("-std=c++17", "-O3", "-cubin", "-lineinfo", "-Xptxas", "-v")  # the first two as best.cu tells its users
@@ -111,12 +109,11 @@ class Nvcc:
 
     def _run(self, arguments: Sequence[str], folder: Path, arch: str) -> str:
         try:
-            done = subprocess.run([str(self.path), *arguments], cwd=folder, capture_output=True, text=True, errors="replace",
-                                  timeout=COMPILE_LIMIT_S, env=_environment())
+            done = run_compiler([str(self.path), *arguments], folder, _environment())
         except OSError as error:
             raise ToolchainError(f"{self.path} cannot be started ({error.strerror}); {_HINT}") from error
         except subprocess.TimeoutExpired as error:
-            raise CompileError(f"{self.label} did not finish a kernel within {COMPILE_LIMIT_S:.0f} s") from error
+            raise CompileError(f"{self.label} did not finish a kernel within {error.timeout:.0f} s") from error
         said = done.stdout + done.stderr
         if done.returncode == 0:
             return said

@@ -14,18 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from statistics import median
 
 from codegen.config import Config
 from codegen.problem import Problem, Shape
 from codegen.render import render
 from codegen.space import make_config
-from tuner.arguments import as_shape, parse_names
+from tuner.arguments import as_dtype, as_flag, as_seconds, as_shape, as_text, as_whole, parse_names
 from tuner.candidates import nearest, survey
-from tuner.choose import open_executor
+from tuner.choose import checked_executor, open_isolated
 from tuner.costmodel import plausible_us, predict, tensor_bytes
-from tuner.errors import DeviceLost, InputError, LaunchError, NoValidKernel, ToolchainError
-from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator
+from tuner.errors import DeviceLost, InputError, NoValidKernel, ToolchainError
+from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
 from tuner.guess import rank
 from tuner.inputs import as_eps
@@ -35,7 +34,13 @@ from tuner.provenance import now, version
 from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
 from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy, Until
+from tuner.timing import finals
+from tuner.timing.finals import Entrant
+from tuner.timing.health import open_watch
+from tuner.timing.regimes import as_regime
 from tuner.toolchain import Nvcc, find_nvcc
+from tuner.wisdom.recall import remember, seeds_first
+from tuner.workers.pool import Workers
 
 TRIALS = 500
 """Candidates tried on a GPU unless the caller says otherwise, if time allows."""
@@ -55,9 +60,9 @@ SHORTLIST = 24
 CLIMB_SHARE = 3
 """One part in so many of the trials is kept for the surroundings of the best."""
 
-FINALISTS, FINAL_ROUNDS, FINAL_WITHIN = 8, 5, 1.25
-"""The fastest are timed again in turns, so that no drift of the clock favours one: at most so many, so often, and only those
-whose first time lies within this factor of the best."""
+FINALISTS, FINAL_WITHIN = 8, 1.25
+"""The fastest are timed again in turns (tuner.timing.finals): at most so many, and only those whose first time lies within this
+factor of the best."""
 
 LONG_CALL_US, FAR_OFF = 2000.0, 30.0
 """What is predicted to take longer than both the one and so many times the best is not tried: a few such calls take seconds, and
@@ -83,6 +88,7 @@ class Request:
     command: str = "tuner.tune"
     param_dtype: str = ""
     accuracy: str = ""
+    regime: str = "warm"
 
     def problem(self) -> Problem:
         """The problem of the shape.
@@ -92,6 +98,7 @@ class Request:
             InputError, InputTypeError: the other values make no sense.
         """
         as_eps(self.eps)
+        as_regime(self.regime)
         if self.variants is not None and not self.variants:
             raise InputError("no variant is left to try; name at least one, or leave the choice out")
         if self.trials is not None and self.trials < 1:
@@ -115,7 +122,7 @@ class TuningRun:
 
     Args:
         request: what to tune for.
-        executor: where candidates run.
+        executor: where candidates run: in this process, or, with Workers, in others.
         store: where compiled kernels are kept, for the compiler reports of runs without a GPU.
         on_record: called with each record when it is finished.
         on_event: called after each step.
@@ -124,7 +131,7 @@ class TuningRun:
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the request makes no sense.
     """
 
-    def __init__(self, request: Request, executor: Executor, *, store: Store | None = None,
+    def __init__(self, request: Request, executor: Executor | Workers, *, store: Store | None = None,
                  on_record: Callable[[Record], None] = lambda record: None,
                  on_event: Callable[[Event], None] = lambda event: None) -> None:
         began = time.monotonic()
@@ -140,7 +147,9 @@ class TuningRun:
         self._begins, self._ends = began, began + (math.inf if self._timeout is None else self._timeout)
         self._records: dict[Config, Record] = {}
         self._best: Record | None = None
+        self._fastest: Config | None = None
         self._lost: str | None = None
+        self._said: tuple[str, ...] = ()
         self.info = self._information()
 
     def execute(self) -> None:
@@ -150,7 +159,7 @@ class TuningRun:
             ToolchainError: there is no compiler for the executor.
             KeyboardInterrupt: the user's.
         """
-        predicted = rank(self.space)
+        predicted = seeds_first(rank(self.space), self.space, self.info)
         try:
             if self._executor.measures:
                 self._search(predicted)
@@ -159,27 +168,27 @@ class TuningRun:
         except DeviceLost as error:
             self._lose(next(reversed(self._records)), error)
 
-    def _lose(self, config: Config, error: DeviceLost) -> None:
-        self._lost = f"the GPU was lost after {config}, and the run ended there: {error}"
+    def _lose(self, at: Config | str, error: DeviceLost) -> None:
+        self._lost = f"the GPU was lost after {at}, and the run ended there: {error}"
 
     def result(self) -> TuneResult:
         """All that is finished by now."""
         records = tuple(self._records.values())
         valid = [record for record in records if record.status is Status.OK]
-        timed_again = [record for record in valid if record.final_us is not None]
-        winner = min(timed_again or valid, key=lambda record: (spills(record), record.best_us), default=None)
-        return TuneResult(self.info, self.problem, self._executor.limits, records, winner, self._lost)
+        winner = min(valid, key=lambda record: (spills(record), record.best_us), default=None)
+        if self._fastest is not None:
+            winner = self._records[self._fastest]
+        return TuneResult(self.info, self.problem, self._executor.limits, records, winner, self._lost, self._said)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
     def _search(self, predicted: Mapping[Config, float]) -> None:
-        request = self._request
-        evaluator = Evaluator(self._executor, self.problem, eps=request.eps, seed=request.seed)
+        judge = self._judge()
         ranked = self._short_enough(predicted)
         total = min(self._trials, len(ranked))
-        try_in_turn(self._strategy(ranked), evaluator, lambda: self._passed(1 - FINAL_SHARE),
+        try_in_turn(self._strategy(ranked), judge, lambda: self._passed(1 - FINAL_SHARE),
                     lambda record: self._add(record, total))
-        self._time_finalists(evaluator, self._finalists(evaluator))
+        self._time_finalists(judge, self._finalists(judge))
 
     def _short_enough(self, predicted: Mapping[Config, float]) -> list[Config]:
         """All candidates, the predicted ones first, but for those of which a call would take too long."""
@@ -201,60 +210,59 @@ class TuningRun:
         if config not in self._records:
             self._add(Record(config, Status.REFUSED, reason), 0)
 
-    def _finalists(self, evaluator: Evaluator) -> list[Record]:
+    def _finalists(self, judge: Judge) -> list[Record]:
         """The fastest, all of them valid: those that were only screened are validated now, as far as time allows."""
         tried = [record for record in self._records.values() if record.status in (Status.OK, Status.SLOWER)]
-        within = sorted((record for record in tried if record.best_us <= FINAL_WITHIN * evaluator.best_us and not spills(record)),
+        within = sorted((record for record in tried if record.best_us <= FINAL_WITHIN * judge.best_us and not spills(record)),
                         key=lambda record: record.best_us)[:FINALISTS]
         for done, record in enumerate(within):
             if record.status is Status.SLOWER and not self._passed(1 - FINAL_SHARE / 2):
                 self._tell("validating the fastest", done, len(within))
                 try:
-                    self._records[record.config] = evaluator.validate(record)
+                    self._records[record.config] = judge.validate(record)
                 except DeviceLost as error:
                     self._lose(record.config, error)
                     return []
         found = (self._records[record.config] for record in within)
         return [record for record in found if record.status is Status.OK]
 
-    def _time_finalists(self, evaluator: Evaluator, finalists: Sequence[Record]) -> None:
-        """Times the fastest again, interleaved, and gives each the median of its rounds: all of them, or as many as there is time
-        for, but one at least.
+    def _time_finalists(self, judge: Judge, finalists: Sequence[Record]) -> None:
+        """Times the fastest again, in turns and in a fresh process: in all rounds, or as many as there is time for, but one.
 
         One that cannot be timed any more gets no final time, and with that cannot win against those that did. Where the GPU is
         lost, none gets one.
         """
-        compiled = [(record, evaluator.compile(record.config).program) for record in finalists]
-        programs = [(record, program) for record, program in compiled if program is not None]
-        times: dict[Config, list[float]] = {record.config: [] for record in finalists}
-        least = plausible_us(self.problem, self._executor.limits)
-        rounds = 0
-        while rounds < FINAL_ROUNDS and not (rounds and self._passed(1)):
-            self._tell("timing the fastest again", rounds, FINAL_ROUNDS)
-            rounds += 1
-            for record, program in programs:
-                try:
-                    times[record.config].append(evaluator.time(program, FINAL_SAMPLES, FINAL_SECONDS))
-                except DeviceLost as error:
-                    return self._lose(record.config, error)
-                except LaunchError:
-                    continue
-        for config, samples in times.items():
-            if len(samples) == rounds and median(samples) >= least:
-                self._records[config] = replace(self._records[config], final_us=median(samples))
+        judge.renew()
+        regime = as_regime(self._request.regime)
+        limits = self._executor.limits
+        watch = open_watch(self._executor.bus_id)
+        entrants = [Entrant.of(record.config, render(self.problem, record.config).plan, self.problem.rows, limits.sms)
+                    for record in finalists]
+        try:
+            found = finals.run(
+                lambda config, regime: judge.time(config, regime, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=regime,
+                least_us=plausible_us(self.problem, limits), watch=watch, enough=lambda: self._passed(1),
+                on_round=lambda done, total: self._tell("timing the fastest again", done, total))
+        except DeviceLost as error:
+            return self._lose("the finals", error)
+        for finalist in found.finalists:
+            self._records[finalist.config] = finals.timed(self._records[finalist.config], finalist, regime)
+        self._fastest = found.winner
+        tally = judge.drain()
+        tally.add(watch.drain())
+        self._said = (*found.said, *tally.said())
 
     # --- without -------------------------------------------------------------------------------------------------------------
 
     def _validate_best(self, predicted: Mapping[Config, float]) -> None:
         ranked = list(predicted)
-        request, limits = self._request, self._executor.limits
+        limits = self._executor.limits
         nvcc = _compiler(limits.arch)
-        report = None if nvcc is None else lambda config: self._report(nvcc, config)
-        evaluator = Evaluator(self._executor, self.problem, eps=request.eps, seed=request.seed, report=report)
+        judge = self._judge(None if nvcc is None else lambda config: self._report(nvcc, config))
         defaults = (nearest(make_config(name), ranked) for name in self.space.variants)
         chosen = dict.fromkeys((*ranked[:self._trials], *(config for config in defaults if config is not None)))
         shortlist = sorted(chosen, key=predicted.__getitem__)
-        for record in try_all(shortlist, evaluator, lambda: self._passed(1)):
+        for record in try_all(shortlist, judge, lambda: self._passed(1)):
             prediction = predict(self.problem, record.config, limits, record.resources)
             self._add(replace(record, time_us=prediction.time_us, resources=prediction.resources), len(shortlist))
         for config in ranked:
@@ -267,6 +275,12 @@ class TuningRun:
         return nvcc.compile(source.text, self._executor.limits.arch, self._store).resources(source.plan)
 
     # --- both ----------------------------------------------------------------------------------------------------------------
+
+    def _judge(self, report: Report | None = None) -> Judge:
+        eps, seed, regime = self._request.eps, self._request.seed, as_regime(self._request.regime)
+        if isinstance(self._executor, Workers):
+            return self._executor.judge(self.problem, eps=eps, seed=seed, regime=regime, report=report)
+        return Evaluator(self._executor, self.problem, eps=eps, seed=seed, regime=regime, report=report)
 
     def _passed(self, share: float) -> bool:
         """Whether such a part of the time is over."""
@@ -292,7 +306,7 @@ class TuningRun:
             eps=float(request.eps), executor=executor.name, device=executor.device, target=executor.limits.arch,
             seed=request.seed, trials=self._trials, timeout_s=self._timeout, date=now(), command=request.command,
             version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused,
-            measures=executor.measures, rates=executor.rates)
+            measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime))
 
 
 def _compiler(arch: str) -> Nvcc | None:
@@ -302,17 +316,20 @@ def _compiler(arch: str) -> Nvcc | None:
         return None
 
 
-def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90", dtype: str = "float32",
-         eps: float = 1e-5, deterministic: bool = False, variants: Iterable[str] | str | None = None, trials: int | None = None,
+def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90",
+         dtype: str | type = "float32", eps: float = 1e-5, deterministic: bool = False,
+         variants: Iterable[str] | str | None = None, trials: int | None = None,
          timeout: float | None = None, seed: int = 0, wants: Iterable[str] | str | None = None, store: Store | None = None,
-         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str = "", accuracy: str = "") -> TuneResult:
+         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str | type = "", accuracy: str = "",
+         regime: str = "warm") -> TuneResult:
     """Finds the fastest valid kernel for a shape.
 
     Args:
         shape: "B,S,H,O", the four numbers, or a Shape.
-        executor: "auto", "cuda", "host", or one that is open already.
+        executor: "auto", "cuda", "host", or one that is open already. By name, kernels run in processes of their own, where one
+            that hangs or crashes ends only itself; with an open executor they run in this process.
         target: the architecture to predict for where there is no GPU.
-        dtype: data type of x, dy and dx.
+        dtype: data type of x, dy and dx, its name or NumPy's own.
         eps: of the LayerNorm.
         deterministic: only kernels whose results are bitwise reproducible.
         variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
@@ -324,22 +341,28 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         on_event: called after each step.
         param_dtype: data type of gamma, beta, w and their gradients, `dtype` or float32; empty: `dtype`.
         accuracy: the class every kernel must meet, fp32, tf32, fp16 or bf16; empty: that of `dtype`.
+        regime: "warm" or "cold": in which the fastest is sought; the finalists are timed in both.
 
     Raises:
         NoValidKernel: every candidate was rejected; the message names the most common reason.
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the arguments make no sense.
         ToolchainError: a compiler or library is missing.
     """
-    request = Request(as_shape(shape), dtype, eps, deterministic, None if variants is None else parse_names(variants), trials,
-                      timeout, seed, None if wants is None else frozenset(parse_names(wants)), param_dtype=param_dtype,
-                      accuracy=accuracy)
+    request = Request(
+        as_shape(shape), as_dtype("dtype", dtype), eps, as_flag("deterministic", deterministic),
+        None if variants is None else parse_names(variants), None if trials is None else as_whole("trials", trials),
+        None if timeout is None else as_seconds("timeout", timeout), as_whole("seed", seed),
+        None if wants is None else frozenset(parse_names(wants)), param_dtype=as_dtype("param_dtype", param_dtype),
+        accuracy=as_text("accuracy", accuracy), regime=as_text("regime", regime))
     request.problem()
-    borrowed = not isinstance(executor, str)
-    opened = open_executor(executor, target, store) if isinstance(executor, str) else executor
-    with nullcontext() if borrowed else closing(opened):
+    target = as_text("target", target)
+    with (closing(open_isolated(executor, target, store)) if isinstance(executor, str)
+          else nullcontext(checked_executor(executor))) as opened:
         run = TuningRun(request, opened, store=store, on_event=on_event)
         run.execute()
     result = run.result()
     if result.winner is None:
         raise NoValidKernel(why_no_winner(result))
+    if request.variants is None:
+        remember(result)
     return result

@@ -158,6 +158,10 @@ class Validator:
             reason = f"{error} ({case.title})"
         return Verdict(reason is None, reason, rows=(case.inputs.rows,))
 
+    def prepare(self) -> None:
+        """Makes the data and the references now, which the first validation would make otherwise."""
+        _ = self._cases, self._varied_case
+
     @cached_property
     def _cases(self) -> tuple[Case, ...]:
         random, hard = (repeated(self._base(generate, rows), rows, self.seed)

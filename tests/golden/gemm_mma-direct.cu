@@ -1,5 +1,5 @@
 // gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.
-// Config: gemm_mma:arithmetic=fp16x3,split=first,tile=64x32,warps=2x2,promote=128,depth=64,stages=3,reduction=direct,parts=1,finish=second,group=4
+// Config: gemm_mma:arithmetic=fp16x3,split=first,tile=64x32,warps=2x2,promote=64,depth=64,stages=3,reduction=direct,parts=1,finish=second,group=4
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -36,7 +36,7 @@ constexpr int ROW_BLOCK_WARPS = 8;  // warps in a block of gemm_prepare and gemm
 constexpr int ROW_STEPS = 1;  // vectors of eight values of a row that a lane holds
 constexpr int DY_TILES_O = 1;  // tiles of dy over its columns in gemm_prepare
 constexpr int W_TILES = 1;  // tiles of w in gemm_prepare
-constexpr int PROMOTE = 128;  // depth after which sums leave the tensor cores; 0: at the end alone
+constexpr int PROMOTE = 64;  // depth after which sums leave the tensor cores; 0: at the end alone
 constexpr int SCALES_SLOTS = 3;  // sets of scales in shared memory
 constexpr int DB_SUM_BLOCKS = 1;  // blocks that sum db
 constexpr int DGAMMA_SUM_BLOCKS = 1;  // blocks that sum dgamma
@@ -90,27 +90,8 @@ __device__ __forceinline__ float* dynamic_shared() {
   return dynamic_shared_memory;
 }
 
-// Starts a copy of N floats, N = 1, 2 or 4, from global to shared memory that passes no register and waits for nothing. Both
-// addresses are multiples of 4*N bytes. Done for this thread after wait_for_copies(), for the block after a barrier behind it.
-template <int N>
-__device__ __forceinline__ void copy_async(float* to, const float* from) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(4 * N) : "memory");
-}
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// The same for BYTES bytes, 4, 8 or 16; 16 pass the first cache by. `exists` false: zeros are written and `from` is not read,
-// but must still be a multiple of BYTES.
-template <int BYTES>
-__device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, bool exists) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  const int read = exists ? BYTES : 0;
-  if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(read) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(read) : "memory");
-  }
-}
+// Starts a copy of BYTES bytes, 4, 8 or 16, to which both addresses are aligned, from global to shared memory; 16 pass the first
+// cache by. `exists` false: zeros are written and `from` is not read.
 template <int BYTES>
 __device__ __forceinline__ void copy_async_bytes(void* to, const void* from) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -144,26 +125,6 @@ __device__ __forceinline__ float f16_to_float(unsigned short bits) {
 __device__ __forceinline__ float low_f16(unsigned pair) { return f16_to_float(static_cast<unsigned short>(pair)); }
 __device__ __forceinline__ float high_f16(unsigned pair) { return f16_to_float(static_cast<unsigned short>(pair >> 16)); }
 
-// Two values in one register as bfloat16, `low` in the low 16 bits; rounded to nearest even, and infinite where too large.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-__device__ __forceinline__ unsigned short float_to_bf16(float value) {
-  return static_cast<unsigned short>(pack_bf16(value, 0.0f));
-}
-__device__ __forceinline__ float bf16_to_float(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
-__device__ __forceinline__ float low_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair)); }
-__device__ __forceinline__ float high_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair >> 16)); }
-
-// The bits of a float rounded to the 10 fraction bits of tf32; of two values as near, the larger in magnitude.
-__device__ __forceinline__ unsigned round_tf32(float value) {
-  unsigned bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
-}
-
 // Matrix products of a warp, all of whose lanes call them together: d += a @ b, d [16,8] float. With g = lane / 4 and
 // t = lane % 4, a lane holds d[g][2t], d[g][2t+1], d[g+8][2t], d[g+8][2t+1].
 // f16 and bf16: a [16,16], b [16,8]. A register of a holds two neighbours of a row: columns 2t and 2t+1 of row g, of row g+8,
@@ -171,18 +132,6 @@ __device__ __forceinline__ unsigned round_tf32(float value) {
 // tf32: a [16,8], b [8,8], a value a register: a[g][t], a[g+8][t], a[g][t+4], a[g+8][t+4]; b[t][g], b[t+4][g].
 __device__ __forceinline__ void mma_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
                "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -280,16 +229,6 @@ __device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum
   return {mean, rest, __frsqrt_rn(variance + eps)};
 }
 
-// The rows a block works on when the rows are cut into p.splits contiguous parts.
-struct RowRange {
-  int64_t begin, end;
-};
-__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
-  const int64_t part = (p.rows + p.splits - 1) / p.splits;
-  const int64_t begin = split * part;
-  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
-}
-
 // Arithmetic "fp16x3": a value is the sum of PLANES numbers of type f16, each of them what those before leave
 // over. Fragments of a matrix product hold one K_STEP of the depth k, as m16n8k16 wants them.
 constexpr int PLANES = 2;
@@ -367,10 +306,6 @@ __device__ __forceinline__ float row_total(float value) {
   return value;
 }
 
-// What both products need, from one reading of x, dy and w: the statistics of the rows of x, sums of dy over PART rows for db, and
-// the operands as planes of 16-bit values, [row][plane][column], padded with zeros to whole tiles: the products meet no edge.
-constexpr int PREPARE_THREADS = 32 * ROW_BLOCK_WARPS;
-
 // Eight neighbouring values of a row from `column` on; zeros from `end` on.
 template <class T>
 __device__ __forceinline__ void load_eight(float (&to)[8], const T* row, int column, int end, bool aligned) {
@@ -394,6 +329,57 @@ template <class T>
 __device__ __forceinline__ bool rows_aligned(const T* tensor, int width) {
   return width % (16 / sizeof(T)) == 0 && is_aligned(tensor, 16);
 }
+
+// Eight neighbouring values of a row from `column` on, but none from `end` on.
+template <class T>
+__device__ __forceinline__ void store_eight(T* row, int column, int end, const float (&from)[8], bool aligned) {
+  constexpr int N = sizeof(T) == 4 ? 4 : 8;
+  if (aligned && column + 8 <= end) {
+#pragma unroll
+    for (int i = 0; i < 8; i += N) {
+      float part[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) part[j] = from[i + j];
+      store(row + column + i, part, true);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (column + i < end) row[column + i] = from_float<T>(from[i]);
+  }
+}
+
+// g = dn*gamma and xhat from values of dn and x; their part of the row's sums of g and of g*xhat. What lies beyond the row counts
+// as zero, whatever stands there.
+__device__ __forceinline__ void row_values(float (&g)[8], float (&xhat)[8], const float (&gamma)[8], const RowStats& stats,
+                                           int column, int end, float& sum, float& sum_xhat) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool exists = column + i < end;
+    xhat[i] = exists ? normalized(xhat[i], stats) : 0.0f;
+    g[i] = exists ? __fmul_rn(g[i], gamma[i]) : 0.0f;
+    sum += g[i];
+    sum_xhat = fmaf(g[i], xhat[i], sum_xhat);
+  }
+}
+__device__ __forceinline__ void load_gamma(float (&gamma)[8], const Params& p, int column, bool aligned) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) gamma[i] = 1.0f;
+  if (p.gamma) load_eight(gamma, p.gamma, column, HIDDEN, aligned);
+}
+// dx = rstd * (g - mean(g) - xhat * mean(g*xhat))
+__device__ __forceinline__ void store_dx(data_t* row, int column, int end, const float (&g)[8], const float (&xhat)[8],
+                                         float rstd, float mean_g, float mean_g_xhat, bool aligned) {
+  float dx[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) dx[i] = rstd * (g[i] - mean_g - xhat[i] * mean_g_xhat);
+  store_eight(row, column, end, dx, aligned);
+}
+
+// What both products need, from one reading of x, dy and w: the statistics of the rows of x, sums of dy over PART rows for db, and
+// the operands as planes of 16-bit values, [row][plane][column], padded with zeros to whole tiles: the products meet no edge.
+constexpr int PREPARE_THREADS = 32 * ROW_BLOCK_WARPS;
 
 __device__ __forceinline__ int64_t padded_rows(const Params& p) { return (p.rows + ROW_PAD - 1) / ROW_PAD * ROW_PAD; }
 
@@ -607,6 +593,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) gemm_prepare(const
 // One block computes a tile of BLOCK_M x BLOCK_N sums, WARPS_M x WARPS_N warps share it out. Per step of BLOCK_K in depth, a stage
 // of shared memory holds PLANES planes of both operands, each as rows of 16-byte chunks. Chunks of a row are swizzled so that the
 // eight rows ldmatrix reads together lie in different banks.
+constexpr int CHUNK = 16 / sizeof(plane_t);  // values
 constexpr int WARP_M = BLOCK_M / WARPS_M;
 constexpr int WARP_N = BLOCK_N / WARPS_N;
 constexpr int TILES_M = WARP_M / 16;  // fragments of a, one warp
@@ -629,6 +616,7 @@ struct Flag {
 using Sums = float[TILES_M][TILES_N][4];
 
 // Where the sums of a lane belong: element e of fragment (i, j) is in this row and column of the block's tile.
+template <bool>
 __device__ __forceinline__ int sum_row(int i, int e) {
   return threadIdx.x / 32 / WARPS_N * WARP_M + i * 16 + e / 2 * 8 + threadIdx.x % 32 / 4;
 }
@@ -640,21 +628,27 @@ __device__ __forceinline__ int sum_column(int j, int e) {
 template <int CHUNKS>
 __device__ __forceinline__ int place(int row, int chunk) {
   constexpr int RANGE = CHUNKS < 8 ? CHUNKS : 8;  // chunks that change places; a row fills RANGE/8 of the banks
-  return (row * CHUNKS + (chunk ^ (row / (8 / RANGE) % RANGE))) * 8;
+  const int turn = row / (8 / RANGE) % RANGE;
+  return (row * CHUNKS + (chunk ^ turn)) * CHUNK;
 }
 
-// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread. A thread keeps to one column of chunks and to rows that are
-// swizzled alike: its addresses differ by constants.
+// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread: ALONG of a row, then of the next of its rows. Its chunks and
+// its rows are swizzled alike: its addresses differ by constants.
 template <int ROWS, int COLUMNS>
 struct TilePieces {
-  static constexpr int CHUNKS = COLUMNS / 8, ROWS_AT_ONCE = THREADS / CHUNKS, COUNT = (ROWS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-  static_assert(THREADS % CHUNKS == 0 && ROWS_AT_ONCE % 8 == 0, "a thread's rows are not swizzled alike");
+  static constexpr int CHUNKS = COLUMNS / CHUNK;
+  static constexpr int LANES = CHUNKS;
+  static constexpr int ALONG = CHUNKS / LANES, ROWS_AT_ONCE = THREADS / LANES;
+  static constexpr int COUNT = (ROWS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * ALONG;
+  static_assert(THREADS % LANES == 0 && ROWS_AT_ONCE % 8 == 0, "a thread's rows are not swizzled alike");
 
-  static __device__ __forceinline__ int row() { return threadIdx.x / CHUNKS; }
-  static __device__ __forceinline__ int chunk() { return threadIdx.x % CHUNKS; }
+  static __device__ __forceinline__ int row() { return threadIdx.x / LANES; }
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % LANES; }
   static __device__ __forceinline__ int first_target() { return place<CHUNKS>(row(), chunk()); }
+  static __device__ __forceinline__ int row_step(int piece) { return piece / ALONG * ROWS_AT_ONCE; }
+  static __device__ __forceinline__ int column_step(int piece) { return piece % ALONG * (LANES * CHUNK); }
   static __device__ __forceinline__ bool inside(int piece) {
-    return ROWS % ROWS_AT_ONCE == 0 || piece * ROWS_AT_ONCE + row() < ROWS;
+    return ROWS % ROWS_AT_ONCE == 0 || row_step(piece) + row() < ROWS;
   }
 };
 
@@ -768,6 +762,7 @@ struct Fragments {
 };
 
 constexpr int PRODUCT_GROUPS = PLANES * (PLANES + 1) / 2 * TILES_M;
+constexpr int COMPLETE = 1;  // groups from the one that completes a row of fragments to the one that completes the next
 
 // Tensor cores truncate as they accumulate: after PROMOTE of depth, their sums move to ordinary float additions
 // that undo the scales, one row of fragments at a time: as soon as it is complete, in the shadow of the products of
@@ -778,7 +773,7 @@ __device__ __forceinline__ void promote(Sums& sums, Sums& part, const float* sca
   for (int j = 0; j < TILES_N; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float a = scales[sum_row(i, e)];
+      const float a = scales[sum_row<B_SCALED>(i, e)];
       if constexpr (B_SCALED) sums[i][j][e] = fmaf(part[i][j][e] * a, scales[BLOCK_M + sum_column(j, e)], sums[i][j][e]);
       else sums[i][j][e] = fmaf(part[i][j][e], a, sums[i][j][e]);
       part[i][j][e] = 0.0f;
@@ -822,7 +817,7 @@ __device__ __forceinline__ void multiply_tiles(Sums& sums, From from, Flag<A_BY_
   Sums part = {};
   // One step of depth. `promoting`: the sums leave at its end, with these scales undone.
   const auto multiply_tile = [&](auto promoting, const float* part_scales) {
-    [[maybe_unused]] constexpr int LAST_ROWS = PRODUCT_GROUPS - TILES_M;  // the group of products that completes row 0
+    [[maybe_unused]] constexpr int FIRST_BEHIND = PRODUCT_GROUPS - (TILES_M - 1) * COMPLETE;  // the group behind a complete row 0
     const int next = now + STAGE_SIZE == STAGES * STAGE_SIZE ? 0 : now + STAGE_SIZE;
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -833,7 +828,8 @@ __device__ __forceinline__ void multiply_tiles(Sums& sums, From from, Flag<A_BY_
       }
       fragments[step % 2].multiply_into(part, [&](int group) {
         if constexpr (promoting.value) {
-          if (last && group > LAST_ROWS) promote<B_SCALED>(sums, part, part_scales, group - LAST_ROWS - 1);
+          const int behind = group - FIRST_BEHIND;
+          if (last && behind >= 0 && behind % COMPLETE == 0) promote<B_SCALED>(sums, part, part_scales, behind / COMPLETE);
         }
         // Behind the last step of all there is nothing to load; what is loaded then is not used.
 #pragma unroll
@@ -881,7 +877,7 @@ __device__ __forceinline__ void dn_tile(const Params& p, int tile_row, int tile_
   for (int i = 0; i < TILES_M; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t row = first_row + sum_row(i, 2 * half);
+      const int64_t row = first_row + sum_row<true>(i, 2 * half);
       if (row >= p.rows) continue;
 #pragma unroll
       for (int j = 0; j < TILES_N; ++j) {
@@ -912,7 +908,9 @@ __device__ __forceinline__ void gradient_tile(const Params& p, int part, int til
   const int64_t begin = part * steps < all_steps ? part * steps : all_steps;
   const int64_t end = begin + steps < all_steps ? begin + steps : all_steps;
   const int64_t first_row = begin * PART, end_row = end * PART < p.rows ? end * PART : p.rows;
-  const int tiles = static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K);
+  // dbeta needs no G: then nothing is multiplied, and the tile is here for its columns alone.
+  const bool needs_g = (WANT_DW && p.dw) || (WANT_DGAMMA && p.dgamma);
+  const int tiles = needs_g ? static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K) : 0;
   const auto scales_at = [&](int step, int i) {
     return p.dy_column_scales + (begin + step) * OUT_PITCH + first_out + i;  // those of xhat are the same for all, and among these
   };
@@ -946,7 +944,7 @@ __device__ __forceinline__ void gradient_tile(const Params& p, int part, int til
     for (int i = 0; i < TILES_M; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = sum_row(i, 2 * half);
+        const int row = sum_row<false>(i, 2 * half);
         if (first_out + row >= OUT) continue;
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
@@ -1034,26 +1032,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_mma(const __grid_c
 
 constexpr int FINISH_THREADS = 32 * ROW_BLOCK_WARPS;
 
-// Eight neighbouring values of a row from `column` on, but none from `end` on.
-template <class T>
-__device__ __forceinline__ void store_eight(T* row, int column, int end, const float (&from)[8], bool aligned) {
-  constexpr int N = sizeof(T) == 4 ? 4 : 8;
-  if (aligned && column + 8 <= end) {
-#pragma unroll
-    for (int i = 0; i < 8; i += N) {
-      float part[N];
-#pragma unroll
-      for (int j = 0; j < N; ++j) part[j] = from[i + j];
-      store(row + column + i, part, true);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (column + i < end) row[column + i] = from_float<T>(from[i]);
-  }
-}
-
 // dx from dn, in place where dn stands in dx.
 __device__ __forceinline__ void finish_rows(const Params& p, int64_t first_row) {
   const int64_t row = first_row + threadIdx.x / ROW_THREADS;
@@ -1076,27 +1054,17 @@ __device__ __forceinline__ void finish_rows(const Params& p, int64_t first_row) 
   for (int s = 0; s < ROW_STEPS; ++s) {
     const int column = (s * ROW_THREADS + lane) * 8;
     float gamma[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) gamma[i] = 1.0f;
-    if (p.gamma) load_eight(gamma, p.gamma, column, HIDDEN, gamma_aligned);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      xhat[s][i] = column + i < end ? normalized(xhat[s][i], stats) : 0.0f;
-      g[s][i] = __fmul_rn(g[s][i], gamma[i]);
-      sum += g[s][i];
-      sum_xhat = fmaf(g[s][i], xhat[s][i], sum_xhat);
-    }
+    load_gamma(gamma, p, column, gamma_aligned);
+    row_values(g[s], xhat[s], gamma, stats, column, end, sum, sum_xhat);
   }
   const float mean_g = row_total(sum) / HIDDEN, mean_g_xhat = row_total(sum_xhat) / HIDDEN;
 #pragma unroll
   for (int s = 0; s < ROW_STEPS; ++s) {
-    const int column = (s * ROW_THREADS + lane) * 8;
-    float dx[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) dx[i] = stats.rstd * (g[s][i] - mean_g - xhat[s][i] * mean_g_xhat);
-    store_eight(p.dx + at, column, end, dx, dx_aligned);
+    store_dx(p.dx + at, (s * ROW_THREADS + lane) * 8, end, g[s], xhat[s], stats.rstd, mean_g, mean_g_xhat, dx_aligned);
   }
 }
+
+constexpr int SUM_CHAIN = 1024;  // terms in one float32 chain
 
 // to[c] = the sum over `count` rows of from[row][c], for the 128 columns a block owns: a lane has four of them, the warps share out
 // the rows. Their sums meet in a fixed order.
@@ -1109,12 +1077,18 @@ __device__ __forceinline__ void sum_rows(T* to, const float* from, int columns, 
   const int64_t column = first_column + lane * 4;
   float sum[4] = {};
   if (column < columns) {
+    for (int64_t begin = warp; begin < count; begin += SUM_CHAIN * ROW_BLOCK_WARPS) {
+      const int64_t end = begin + SUM_CHAIN * ROW_BLOCK_WARPS < count ? begin + SUM_CHAIN * ROW_BLOCK_WARPS : count;
+      float part[4] = {};
 #pragma unroll 4
-    for (int64_t row = warp; row < count; row += ROW_BLOCK_WARPS) {
-      float value[4];
-      load(value, from + row * pitch + column, true);
+      for (int64_t row = begin; row < end; row += ROW_BLOCK_WARPS) {
+        float value[4];
+        load(value, from + row * pitch + column, true);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] += value[i];
+        for (int i = 0; i < 4; ++i) part[i] += value[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += part[i];
     }
   }
   store(totals + warp * 128 + lane * 4, sum, true);

@@ -1,5 +1,5 @@
 // gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.
-// Config: gemm_mma:arithmetic=fp16x3,split=loop,tile=64x64,warps=2x2,promote=128,depth=32,stages=2,reduction=two_pass,parts=2,finish=epilogue,group=8
+// Config: gemm_mma:arithmetic=fp16x3,split=loop,tile=64x64,warps=2x2,promote=64,depth=32,stages=2,reduction=two_pass,parts=2,finish=epilogue,group=8
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -36,7 +36,7 @@ constexpr int ROW_BLOCK_WARPS = 8;  // warps in a block of gemm_prepare and gemm
 constexpr int ROW_STEPS = 1;  // vectors of eight values of a row that a lane holds
 constexpr int DY_TILES_O = 1;  // tiles of dy over its columns in gemm_prepare
 constexpr int W_TILES = 1;  // tiles of w in gemm_prepare
-constexpr int PROMOTE = 128;  // depth after which sums leave the tensor cores; 0: at the end alone
+constexpr int PROMOTE = 64;  // depth after which sums leave the tensor cores; 0: at the end alone
 constexpr int SCALES_SLOTS = 2;  // sets of scales in shared memory
 constexpr int DW_PARTS_PITCH = 128;  // values in one part's share of dw
 constexpr int DB_SUM_BLOCKS = 1;  // blocks that sum db
@@ -86,27 +86,8 @@ __device__ __forceinline__ float* dynamic_shared() {
   return dynamic_shared_memory;
 }
 
-// Starts a copy of N floats, N = 1, 2 or 4, from global to shared memory that passes no register and waits for nothing. Both
-// addresses are multiples of 4*N bytes. Done for this thread after wait_for_copies(), for the block after a barrier behind it.
-template <int N>
-__device__ __forceinline__ void copy_async(float* to, const float* from) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(4 * N) : "memory");
-}
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// The same for BYTES bytes, 4, 8 or 16; 16 pass the first cache by. `exists` false: zeros are written and `from` is not read,
-// but must still be a multiple of BYTES.
-template <int BYTES>
-__device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, bool exists) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  const int read = exists ? BYTES : 0;
-  if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(read) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(read) : "memory");
-  }
-}
+// Starts a copy of BYTES bytes, 4, 8 or 16, to which both addresses are aligned, from global to shared memory; 16 pass the first
+// cache by. `exists` false: zeros are written and `from` is not read.
 template <int BYTES>
 __device__ __forceinline__ void copy_async_bytes(void* to, const void* from) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -123,14 +104,14 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int N>
 __device__ __forceinline__ void wait_for_copy_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
+// Asks for the 128 bytes at this place of global memory to be brought to L2; waits for nothing, and nothing depends on it.
+__device__ __forceinline__ void prefetch_l2(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // Two values in one register as float16, `low` in the low 16 bits; rounded to nearest even, and infinite where too large.
 __device__ __forceinline__ unsigned pack_f16(float low, float high) {
   unsigned pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
-}
-__device__ __forceinline__ unsigned short float_to_f16(float value) {
-  return static_cast<unsigned short>(pack_f16(value, 0.0f));
 }
 __device__ __forceinline__ float f16_to_float(unsigned short bits) {
   float value;
@@ -140,26 +121,6 @@ __device__ __forceinline__ float f16_to_float(unsigned short bits) {
 __device__ __forceinline__ float low_f16(unsigned pair) { return f16_to_float(static_cast<unsigned short>(pair)); }
 __device__ __forceinline__ float high_f16(unsigned pair) { return f16_to_float(static_cast<unsigned short>(pair >> 16)); }
 
-// Two values in one register as bfloat16, `low` in the low 16 bits; rounded to nearest even, and infinite where too large.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-__device__ __forceinline__ unsigned short float_to_bf16(float value) {
-  return static_cast<unsigned short>(pack_bf16(value, 0.0f));
-}
-__device__ __forceinline__ float bf16_to_float(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
-__device__ __forceinline__ float low_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair)); }
-__device__ __forceinline__ float high_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair >> 16)); }
-
-// The bits of a float rounded to the 10 fraction bits of tf32; of two values as near, the larger in magnitude.
-__device__ __forceinline__ unsigned round_tf32(float value) {
-  unsigned bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
-}
-
 // Matrix products of a warp, all of whose lanes call them together: d += a @ b, d [16,8] float. With g = lane / 4 and
 // t = lane % 4, a lane holds d[g][2t], d[g][2t+1], d[g+8][2t], d[g+8][2t+1].
 // f16 and bf16: a [16,16], b [16,8]. A register of a holds two neighbours of a row: columns 2t and 2t+1 of row g, of row g+8,
@@ -167,18 +128,6 @@ __device__ __forceinline__ unsigned round_tf32(float value) {
 // tf32: a [16,8], b [8,8], a value a register: a[g][t], a[g+8][t], a[g][t+4], a[g+8][t+4]; b[t][g], b[t+4][g].
 __device__ __forceinline__ void mma_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
                "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -273,16 +222,6 @@ __device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum
   return {mean, rest, __frsqrt_rn(variance + eps)};
 }
 
-// The rows a block works on when the rows are cut into p.splits contiguous parts.
-struct RowRange {
-  int64_t begin, end;
-};
-__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
-  const int64_t part = (p.rows + p.splits - 1) / p.splits;
-  const int64_t begin = split * part;
-  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
-}
-
 // Arithmetic "fp16x3": a value is the sum of PLANES numbers of type f16, each of them what those before leave
 // over. Fragments of a matrix product hold one K_STEP of the depth k, as m16n8k16 wants them.
 constexpr int PLANES = 2;
@@ -312,7 +251,6 @@ __device__ __forceinline__ unsigned scale_exponent(float maximum) {
   const int exponent = 268 - static_cast<int>(__float_as_uint(maximum) >> 23);
   return static_cast<unsigned>(exponent > 253 ? 253 : exponent);
 }
-__device__ __forceinline__ float scale_of(float maximum) { return __uint_as_float(scale_exponent(maximum) << 23); }
 __device__ __forceinline__ float inverse_scale_of(float maximum) {
   return __uint_as_float((254 - scale_exponent(maximum)) << 23);
 }
@@ -360,10 +298,6 @@ __device__ __forceinline__ float row_total(float value) {
   return value;
 }
 
-// What both products need to know before they read x, dy and w: the statistics of the rows of x, scales, and sums of dy over PART
-// rows for db.
-constexpr int PREPARE_THREADS = 32 * ROW_BLOCK_WARPS;
-
 // Eight neighbouring values of a row from `column` on; zeros from `end` on.
 template <class T>
 __device__ __forceinline__ void load_eight(float (&to)[8], const T* row, int column, int end, bool aligned) {
@@ -387,6 +321,57 @@ template <class T>
 __device__ __forceinline__ bool rows_aligned(const T* tensor, int width) {
   return width % (16 / sizeof(T)) == 0 && is_aligned(tensor, 16);
 }
+
+// Eight neighbouring values of a row from `column` on, but none from `end` on.
+template <class T>
+__device__ __forceinline__ void store_eight(T* row, int column, int end, const float (&from)[8], bool aligned) {
+  constexpr int N = sizeof(T) == 4 ? 4 : 8;
+  if (aligned && column + 8 <= end) {
+#pragma unroll
+    for (int i = 0; i < 8; i += N) {
+      float part[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) part[j] = from[i + j];
+      store(row + column + i, part, true);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (column + i < end) row[column + i] = from_float<T>(from[i]);
+  }
+}
+
+// g = dn*gamma and xhat from values of dn and x; their part of the row's sums of g and of g*xhat. What lies beyond the row counts
+// as zero, whatever stands there.
+__device__ __forceinline__ void row_values(float (&g)[8], float (&xhat)[8], const float (&gamma)[8], const RowStats& stats,
+                                           int column, int end, float& sum, float& sum_xhat) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool exists = column + i < end;
+    xhat[i] = exists ? normalized(xhat[i], stats) : 0.0f;
+    g[i] = exists ? __fmul_rn(g[i], gamma[i]) : 0.0f;
+    sum += g[i];
+    sum_xhat = fmaf(g[i], xhat[i], sum_xhat);
+  }
+}
+__device__ __forceinline__ void load_gamma(float (&gamma)[8], const Params& p, int column, bool aligned) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) gamma[i] = 1.0f;
+  if (p.gamma) load_eight(gamma, p.gamma, column, HIDDEN, aligned);
+}
+// dx = rstd * (g - mean(g) - xhat * mean(g*xhat))
+__device__ __forceinline__ void store_dx(data_t* row, int column, int end, const float (&g)[8], const float (&xhat)[8],
+                                         float rstd, float mean_g, float mean_g_xhat, bool aligned) {
+  float dx[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) dx[i] = rstd * (g[i] - mean_g - xhat[i] * mean_g_xhat);
+  store_eight(row, column, end, dx, aligned);
+}
+
+// What both products need to know before they read x, dy and w: the statistics of the rows of x, scales, and sums of dy over PART
+// rows for db.
+constexpr int PREPARE_THREADS = 32 * ROW_BLOCK_WARPS;
 
 __device__ __forceinline__ int64_t padded_rows(const Params& p) { return (p.rows + ROW_PAD - 1) / ROW_PAD * ROW_PAD; }
 
@@ -559,6 +544,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) gemm_prepare(const
 // One block computes a tile of BLOCK_M x BLOCK_N sums, WARPS_M x WARPS_N warps share it out. Per step of BLOCK_K in depth, a stage
 // of shared memory holds PLANES planes of both operands, each as rows of 16-byte chunks. Chunks of a row are swizzled so that the
 // eight rows ldmatrix reads together lie in different banks.
+constexpr int CHUNK = 16 / sizeof(plane_t);  // values
 constexpr int WARP_M = BLOCK_M / WARPS_M;
 constexpr int WARP_N = BLOCK_N / WARPS_N;
 constexpr int TILES_M = WARP_M / 16;  // fragments of a, one warp
@@ -581,6 +567,7 @@ struct Flag {
 using Sums = float[TILES_M][TILES_N][4];
 
 // Where the sums of a lane belong: element e of fragment (i, j) is in this row and column of the block's tile.
+template <bool>
 __device__ __forceinline__ int sum_row(int i, int e) {
   return threadIdx.x / 32 / WARPS_N * WARP_M + i * 16 + e / 2 * 8 + threadIdx.x % 32 / 4;
 }
@@ -592,21 +579,27 @@ __device__ __forceinline__ int sum_column(int j, int e) {
 template <int CHUNKS>
 __device__ __forceinline__ int place(int row, int chunk) {
   constexpr int RANGE = CHUNKS < 8 ? CHUNKS : 8;  // chunks that change places; a row fills RANGE/8 of the banks
-  return (row * CHUNKS + (chunk ^ (row / (8 / RANGE) % RANGE))) * 8;
+  const int turn = row / (8 / RANGE) % RANGE;
+  return (row * CHUNKS + (chunk ^ turn)) * CHUNK;
 }
 
-// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread. A thread keeps to one column of chunks and to rows that are
-// swizzled alike: its addresses differ by constants.
+// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread: ALONG of a row, then of the next of its rows. Its chunks and
+// its rows are swizzled alike: its addresses differ by constants.
 template <int ROWS, int COLUMNS>
 struct TilePieces {
-  static constexpr int CHUNKS = COLUMNS / 8, ROWS_AT_ONCE = THREADS / CHUNKS, COUNT = (ROWS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-  static_assert(THREADS % CHUNKS == 0 && ROWS_AT_ONCE % 8 == 0, "a thread's rows are not swizzled alike");
+  static constexpr int CHUNKS = COLUMNS / CHUNK;
+  static constexpr int LANES = CHUNKS;
+  static constexpr int ALONG = CHUNKS / LANES, ROWS_AT_ONCE = THREADS / LANES;
+  static constexpr int COUNT = (ROWS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * ALONG;
+  static_assert(THREADS % LANES == 0 && ROWS_AT_ONCE % 8 == 0, "a thread's rows are not swizzled alike");
 
-  static __device__ __forceinline__ int row() { return threadIdx.x / CHUNKS; }
-  static __device__ __forceinline__ int chunk() { return threadIdx.x % CHUNKS; }
+  static __device__ __forceinline__ int row() { return threadIdx.x / LANES; }
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % LANES; }
   static __device__ __forceinline__ int first_target() { return place<CHUNKS>(row(), chunk()); }
+  static __device__ __forceinline__ int row_step(int piece) { return piece / ALONG * ROWS_AT_ONCE; }
+  static __device__ __forceinline__ int column_step(int piece) { return piece % ALONG * (LANES * CHUNK); }
   static __device__ __forceinline__ bool inside(int piece) {
-    return ROWS % ROWS_AT_ONCE == 0 || piece * ROWS_AT_ONCE + row() < ROWS;
+    return ROWS % ROWS_AT_ONCE == 0 || row_step(piece) + row() < ROWS;
   }
 };
 
@@ -619,38 +612,44 @@ __device__ __forceinline__ float inverted(float scale) { return __uint_as_float(
 // What the eight values of a piece are multiplied by: the scale of their row of the tile, or of their columns. `scales` holds
 // inverses, of BLOCK_M rows or columns of a and then those of b's columns.
 struct RowScale {
-  __device__ __forceinline__ void apply(float (&value)[8], const float* scales, int row, int, int) const {
+  __device__ __forceinline__ void apply(float (&value)[CHUNK], const float* scales, int row, int, int) const {
     const float scale = inverted(scales[row]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) value[i] *= scale;
   }
-  __device__ __forceinline__ void load(int, int64_t, bool) {}
+  __device__ __forceinline__ void load(int, bool) {}
 };
 template <int FIRST>
 struct ColumnScale {
-  __device__ __forceinline__ void apply(float (&value)[8], const float* scales, int, int column, int) const {
+  __device__ __forceinline__ void apply(float (&value)[CHUNK], const float* scales, int, int column, int) const {
     float scale[8];
     load_eight(scale, scales + FIRST, column, column + 8, true);
 #pragma unroll
     for (int i = 0; i < 8; ++i) value[i] *= inverted(scale[i]);
   }
-  __device__ __forceinline__ void load(int, int64_t, bool) {}
+  __device__ __forceinline__ void load(int, bool) {}
 };
 // Rows of x become rows of xhat.
-template <int PIECES>
+template <class Pieces>
 struct Normalise {
   const Params& p;
-  RowStats stats[PIECES];
+  int64_t row;
+  RowStats stats[Pieces::COUNT / Pieces::ALONG];
 
-  __device__ __forceinline__ explicit Normalise(const Params& p) : p(p) {}
-  __device__ __forceinline__ void load(int piece, int64_t row, bool exists) {
-    stats[piece] = {};
-    if (exists) stats[piece] = {p.row_mean[row], p.row_rest[row], p.row_rstd[row]};
+  __device__ __forceinline__ Normalise(const Params& p, int64_t first_row) : p(p), row(first_row + Pieces::row()) {}
+  __device__ __forceinline__ void load(int piece, bool exists) {
+    if (piece % Pieces::ALONG + 1 == Pieces::ALONG) {  // the last of a row: those before it are stored by now
+      const int64_t at = row + Pieces::row_step(piece);
+      stats[piece / Pieces::ALONG] = {};
+      if (exists) stats[piece / Pieces::ALONG] = {p.row_mean[at], p.row_rest[at], p.row_rstd[at]};
+    }
+    if (piece + 1 == Pieces::COUNT) row += BLOCK_K;
   }
-  __device__ __forceinline__ void apply(float (&value)[8], const float*, int, int, int piece) const {
-    const RowStats row_stats = {stats[piece].mean, stats[piece].rest, stats[piece].rstd * XHAT_SCALE};  // exact
+  __device__ __forceinline__ void apply(float (&value)[CHUNK], const float*, int, int, int piece) const {
+    RowStats row_stats = stats[piece / Pieces::ALONG];
+    row_stats.rstd *= XHAT_SCALE;  // exact
 #pragma unroll
-    for (int i = 0; i < 8; ++i) value[i] = normalized(value[i], row_stats);
+    for (int i = 0; i < CHUNK; ++i) value[i] = normalized(value[i], row_stats);
   }
 };
 
@@ -660,12 +659,15 @@ template <class T, int ROWS, int COLUMNS, int WIDTH, bool DEPTH_ALONG_ROWS>
 struct Source {
   using Pieces = TilePieces<ROWS, COLUMNS>;
   const T* from;
-  int64_t row, end_row;
   int column;
+  int left;  // rows that exist, from that of the first piece on
 
   __device__ __forceinline__ Source(const T* tensor, int64_t first_row, int64_t end_row, int first_column)
-      : row(first_row + Pieces::row()), end_row(end_row), column(first_column + Pieces::chunk() * 8) {
+      : column(first_column + Pieces::chunk() * CHUNK) {
+    constexpr int MOST = 0x7fffffff;
+    const int64_t row = first_row + Pieces::row(), rows = end_row - row;
     from = tensor + row * WIDTH + column;
+    left = rows < MOST ? static_cast<int>(rows) : MOST;
   }
   __device__ __forceinline__ void advance() {
     if constexpr (DEPTH_ALONG_ROWS) {
@@ -673,14 +675,14 @@ struct Source {
       column += COLUMNS;
     } else {
       from += static_cast<int64_t>(ROWS) * WIDTH;
-      row += ROWS;
+      left -= ROWS;
     }
   }
   __device__ __forceinline__ const T* at(int piece) const {
-    return from + static_cast<int64_t>(piece * Pieces::ROWS_AT_ONCE) * WIDTH;
+    return from + static_cast<int64_t>(Pieces::row_step(piece)) * WIDTH + Pieces::column_step(piece);
   }
-  __device__ __forceinline__ int64_t row_of(int piece) const { return row + piece * Pieces::ROWS_AT_ONCE; }
-  __device__ __forceinline__ bool exists(int piece) const { return row_of(piece) < end_row; }
+  __device__ __forceinline__ bool exists(int piece) const { return Pieces::row_step(piece) < left; }
+  __device__ __forceinline__ bool has_column(int piece, int n) const { return column + Pieces::column_step(piece) + n < WIDTH; }
 };
 
 // An operand that passes registers. `Change` makes what is multiplied of the values; ALIGNED: 16 bytes can be read at once.
@@ -693,7 +695,7 @@ struct HeldTile {
 
   From from;
   Change change;
-  Vector<T, N> held[COUNT][8 / N];
+  Vector<T, N> held[COUNT][CHUNK / N];
 
   __device__ __forceinline__ HeldTile(const From& from, const Change& change) : from(from), change(change) {}
 
@@ -701,28 +703,30 @@ struct HeldTile {
     const T* values = from.at(piece);
     const bool exists = from.exists(piece);
 #pragma unroll
-    for (int v = 0; v < 8 / N; ++v) {
+    for (int v = 0; v < CHUNK / N; ++v) {
       if constexpr (ALIGNED) {
         held[piece][v] = {};
-        if (exists && from.column + v * N < WIDTH) held[piece][v] = *reinterpret_cast<const Vector<T, N>*>(values + v * N);
+        if (exists && from.has_column(piece, v * N)) held[piece][v] = *reinterpret_cast<const Vector<T, N>*>(values + v * N);
       } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           held[piece][v].element[i] = {};
-          if (exists && from.column + v * N + i < WIDTH) held[piece][v].element[i] = values[v * N + i];
+          if (exists && from.has_column(piece, v * N + i)) held[piece][v].element[i] = values[v * N + i];
         }
       }
     }
-    change.load(piece, from.row_of(piece), exists);
+    change.load(piece, exists);
     if (piece + 1 == COUNT) from.advance();
   }
   __device__ __forceinline__ void store(plane_t* to, int piece, const float* scales) const {
     if (!Pieces::inside(piece)) return;
-    float value[8];
+    float value[CHUNK];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) value[i] = to_float(held[piece][i / N].element[i % N]);
-    change.apply(value, scales, Pieces::row() + piece * Pieces::ROWS_AT_ONCE, Pieces::chunk() * 8, piece);
-    store_planes(to + piece * (Pieces::ROWS_AT_ONCE * COLUMNS), ROWS * COLUMNS, 0, value);
+    for (int i = 0; i < CHUNK; ++i) value[i] = to_float(held[piece][i / N].element[i % N]);
+    const int row = Pieces::row_step(piece), first = Pieces::column_step(piece);
+    change.apply(value, scales, Pieces::row() + row, Pieces::chunk() * CHUNK + first, piece);
+    plane_t* target = to + row * COLUMNS + first;
+    store_planes(target, ROWS * COLUMNS, 0, value);
   }
 };
 
@@ -869,6 +873,7 @@ struct Fragments {
 };
 
 constexpr int PRODUCT_GROUPS = PLANES * (PLANES + 1) / 2 * TILES_M;
+constexpr int COMPLETE = 1;  // groups from the one that completes a row of fragments to the one that completes the next
 
 // Tensor cores truncate as they accumulate: after PROMOTE of depth, their sums move to ordinary float additions
 // that undo the scales, one row of fragments at a time: as soon as it is complete, in the shadow of the products of
@@ -879,7 +884,7 @@ __device__ __forceinline__ void promote(Sums& sums, Sums& part, const float* sca
   for (int j = 0; j < TILES_N; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float a = scales[sum_row(i, e)] * (B_SCALED ? 1.0f : XHAT_INVERSE_SCALE);
+      const float a = scales[sum_row<B_SCALED>(i, e)] * (B_SCALED ? 1.0f : XHAT_INVERSE_SCALE);
       if constexpr (B_SCALED) sums[i][j][e] = fmaf(part[i][j][e] * a, scales[BLOCK_M + sum_column(j, e)], sums[i][j][e]);
       else sums[i][j][e] = fmaf(part[i][j][e], a, sums[i][j][e]);
       part[i][j][e] = 0.0f;
@@ -917,7 +922,7 @@ __device__ __forceinline__ void multiply_tiles(Sums& sums, From from, Flag<A_BY_
   Sums part = {};
   // One step of depth. `promoting`: the sums leave at its end, with these scales undone.
   const auto multiply_tile = [&](auto promoting, const float* part_scales) {
-    [[maybe_unused]] constexpr int LAST_ROWS = PRODUCT_GROUPS - TILES_M;  // the group of products that completes row 0
+    [[maybe_unused]] constexpr int FIRST_BEHIND = PRODUCT_GROUPS - (TILES_M - 1) * COMPLETE;  // the group behind a complete row 0
     const int next = now + STAGE_SIZE == STAGES * STAGE_SIZE ? 0 : now + STAGE_SIZE;
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -928,7 +933,8 @@ __device__ __forceinline__ void multiply_tiles(Sums& sums, From from, Flag<A_BY_
       }
       fragments[step % 2].multiply_into(part, [&](int group) {
         if constexpr (promoting.value) {
-          if (last && group > LAST_ROWS) promote<B_SCALED>(sums, part, part_scales, group - LAST_ROWS - 1);
+          const int behind = group - FIRST_BEHIND;
+          if (last && behind >= 0 && behind % COMPLETE == 0) promote<B_SCALED>(sums, part, part_scales, behind / COMPLETE);
         }
         // Behind the last step of all there is nothing to load; what is loaded then is not used.
 #pragma unroll
@@ -960,90 +966,55 @@ __device__ __forceinline__ void multiply_tiles(Sums& sums, From from, Flag<A_BY_
   __syncthreads();
 }
 
-// The tile of dn holds whole rows of it, WARPS_N warps share a row: dx = rstd * (g - mean(g) - xhat * mean(g*xhat)), g = dn*gamma.
-__device__ __forceinline__ void finish_tile(const Params& p, Sums& sums, int64_t first_row) {
-  float* parts = dynamic_shared();  // [2][WARPS_N][BLOCK_M]: each warp's sums of g and g*xhat over its columns of a row
-  const int warp_column = threadIdx.x / 32 % WARPS_N;
-  const bool x_aligned = HIDDEN % 2 == 0 && is_aligned(p.x, 2 * sizeof(data_t));
-  const bool dx_aligned = HIDDEN % 2 == 0 && is_aligned(p.dx, 2 * sizeof(data_t));
-  Sums xhat;
+// The tile of dn holds whole rows of it, and becomes one of dx at once. It passes shared memory, so that neighbouring lanes have
+// neighbouring places of x and dx.
+constexpr int FINISH_LANES = BLOCK_N / 8;  // share a row
+constexpr int FINISH_ROWS = THREADS / FINISH_LANES;  // at once
+constexpr int FINISH_STEPS = BLOCK_M / FINISH_ROWS;
+constexpr int FINISH_HELD = FINISH_STEPS < 4 ? FINISH_STEPS : 4;  // rows of x a thread reads before it needs the first
+constexpr int DN_PITCH = BLOCK_N + 8;  // lanes of four rows store pairs at once, into different banks
+static_assert(FINISH_LANES <= 32 && BLOCK_M % FINISH_ROWS == 0 && FINISH_STEPS % FINISH_HELD == 0, "rows are not shared out");
+
+__device__ __forceinline__ void finish_tile(const Params& p, const Sums& sums, int64_t first_row) {
+  float* dn = dynamic_shared();  // [BLOCK_M][DN_PITCH]
 #pragma unroll
   for (int i = 0; i < TILES_M; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t row = first_row + sum_row(i, 2 * half);
 #pragma unroll
       for (int j = 0; j < TILES_N; ++j) {
-        const int column = sum_column(j, 0), left = row < p.rows ? HIDDEN - column : 0;
-        float value[2] = {};
-        if (left > 1) load(value, p.x + row * HIDDEN + column, x_aligned);
-        else if (left > 0) value[0] = to_float(p.x[row * HIDDEN + column]);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) xhat[i][j][2 * half + e] = value[e];
-      }
-    }
-  }
-  float gamma[TILES_N][2];
-#pragma unroll
-  for (int j = 0; j < TILES_N; ++j) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) gamma[j][e] = sum_column(j, e) < HIDDEN ? gamma_at(p, sum_column(j, e)) : 0.0f;
-  }
-#pragma unroll
-  for (int i = 0; i < TILES_M; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t row = first_row + sum_row(i, 2 * half);
-      RowStats stats = {};
-      if (row < p.rows) stats = {p.row_mean[row], p.row_rest[row], p.row_rstd[row]};
-      float sum = 0.0f, sum_xhat = 0.0f;
-#pragma unroll
-      for (int j = 0; j < TILES_N; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& g = sums[i][j][2 * half + e];
-          float& normal = xhat[i][j][2 * half + e];
-          const bool exists = sum_column(j, e) < HIDDEN;  // beyond the row stand zeros, or NaN beside an infinite dy
-          normal = exists ? normalized(normal, stats) : 0.0f;
-          g = exists ? __fmul_rn(g, gamma[j][e]) : 0.0f;
-          sum += g;
-          sum_xhat = fmaf(g, normal, sum_xhat);
-        }
-      }
-      sum = lane_sum<4>(sum);
-      sum_xhat = lane_sum<4>(sum_xhat);
-      if (threadIdx.x % 4 == 0) {
-        float* to = parts + warp_column * BLOCK_M + sum_row(i, 2 * half);
-        to[0] = sum;
-        to[WARPS_N * BLOCK_M] = sum_xhat;
+        const float pair[2] = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
+        store(dn + sum_row<true>(i, 2 * half) * DN_PITCH + sum_column(j, 0), pair, true);
       }
     }
   }
   __syncthreads();
+  const int column = threadIdx.x % FINISH_LANES * 8, thread_row = threadIdx.x / FINISH_LANES;
+  const bool x_aligned = rows_aligned(p.x, HIDDEN), dx_aligned = rows_aligned(p.dx, HIDDEN);
+  float gamma[8];
+  load_gamma(gamma, p, column, is_aligned(p.gamma, 16));
+#pragma unroll 1
+  for (int first = 0; first < FINISH_STEPS; first += FINISH_HELD) {
+    float xhat[FINISH_HELD][8];
+    RowStats stats[FINISH_HELD];
 #pragma unroll
-  for (int i = 0; i < TILES_M; ++i) {
+    for (int n = 0; n < FINISH_HELD; ++n) {
+      const int64_t row = first_row + (first + n) * FINISH_ROWS + thread_row;
+      const bool exists = row < p.rows;
+      load_eight(xhat[n], p.x + (exists ? row : 0) * HIDDEN, column, exists ? HIDDEN : 0, x_aligned);
+      stats[n] = {};
+      if (exists) stats[n] = {p.row_mean[row], p.row_rest[row], p.row_rstd[row]};
+    }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t row = first_row + sum_row(i, 2 * half);
-      if (row >= p.rows) continue;
-      const float* from = parts + sum_row(i, 2 * half);
-      float sum = 0.0f, sum_xhat = 0.0f;
-#pragma unroll
-      for (int warp = 0; warp < WARPS_N; ++warp) {
-        sum += from[warp * BLOCK_M];
-        sum_xhat += from[(WARPS_N + warp) * BLOCK_M];
-      }
-      const float mean_g = sum / HIDDEN, mean_g_xhat = sum_xhat / HIDDEN, rstd = p.row_rstd[row];
-#pragma unroll
-      for (int j = 0; j < TILES_N; ++j) {
-        const int column = sum_column(j, 0);
-        float dx[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          dx[e] = rstd * (sums[i][j][2 * half + e] - mean_g - xhat[i][j][2 * half + e] * mean_g_xhat);
-        }
-        if (column + 1 < HIDDEN) store(p.dx + row * HIDDEN + column, dx, dx_aligned);
-        else if (column < HIDDEN) p.dx[row * HIDDEN + column] = from_float<data_t>(dx[0]);
+    for (int n = 0; n < FINISH_HELD; ++n) {
+      const int tile_row = (first + n) * FINISH_ROWS + thread_row;
+      float g[8], sum = 0.0f, sum_xhat = 0.0f;
+      load_eight(g, dn + tile_row * DN_PITCH, column, BLOCK_N, true);
+      row_values(g, xhat[n], gamma, stats[n], column, HIDDEN, sum, sum_xhat);
+      const float mean_g = lane_sum<FINISH_LANES>(sum) / HIDDEN, mean_g_xhat = lane_sum<FINISH_LANES>(sum_xhat) / HIDDEN;
+      const int64_t row = first_row + tile_row;
+      if (row < p.rows) {
+        store_dx(p.dx + row * HIDDEN, column, HIDDEN, g, xhat[n], stats[n].rstd, mean_g, mean_g_xhat, dx_aligned);
       }
     }
   }
@@ -1054,16 +1025,22 @@ __device__ __forceinline__ void dn_tile(const Params& p, int tile_row, int tile_
   Sums sums = {};
   const int64_t first_row = static_cast<int64_t>(tile_row) * BLOCK_M;
   const int first_column = tile_column * BLOCK_N;
+  // The rows of x that dn will meet come to L2 meanwhile.
+  const int64_t first_byte = first_row * (HIDDEN * sizeof(data_t)), all_bytes = p.rows * (HIDDEN * sizeof(data_t));
+  for (int i = threadIdx.x * 128; i < BLOCK_M * HIDDEN * static_cast<int>(sizeof(data_t)); i += THREADS * 128) {
+    if (first_byte + i < all_bytes) prefetch_l2(reinterpret_cast<const char*>(p.x) + first_byte + i);
+  }
   const auto scales_at = [&](int part, int i) {
     return i < BLOCK_M ? p.dy_row_scales + part * padded_rows(p) + first_row + i
                        : p.w_scales + part * HIDDEN_PITCH + first_column + (i - BLOCK_M);
   };
+  constexpr int DEPTH_TILES = (OUT + BLOCK_K - 1) / BLOCK_K;
   const auto multiply = [&](auto aligned) {
     using Dy = HeldTile<data_t, BLOCK_M, BLOCK_K, OUT, true, aligned.value, RowScale>;
     const Dy dy({p.dy, first_row, p.rows, 0}, {});
     using W = HeldTile<param_t, BLOCK_K, BLOCK_N, HIDDEN, false, aligned.value, ColumnScale<BLOCK_M>>;
     const W w({p.w, 0, OUT, first_column}, {});
-    multiply_tiles<true>(sums, LoadedOperands<Dy, W>(dy, w, (OUT + BLOCK_K - 1) / BLOCK_K), Flag<true>(), scales_at);
+    multiply_tiles<true>(sums, LoadedOperands<Dy, W>(dy, w, DEPTH_TILES), Flag<true>(), scales_at);
   };
   if (rows_aligned(p.dy, OUT) && rows_aligned(p.w, HIDDEN)) multiply(Flag<true>());
   else multiply(Flag<false>());
@@ -1089,16 +1066,20 @@ __device__ __forceinline__ void gradient_tile(const Params& p, int part, int til
   const int64_t begin = part * steps < all_steps ? part * steps : all_steps;
   const int64_t end = begin + steps < all_steps ? begin + steps : all_steps;
   const int64_t first_row = begin * PART, end_row = end * PART < p.rows ? end * PART : p.rows;
-  const int tiles = static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K);
+  // dbeta needs no G: then nothing is multiplied, and the tile is here for its columns alone.
+  const bool needs_g = (WANT_DW && p.dw) || (WANT_DGAMMA && p.dgamma);
+  const int tiles = needs_g ? static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K) : 0;
   const auto scales_at = [&](int step, int i) {
     return p.dy_column_scales + (begin + step) * OUT_PITCH + first_out + i;  // those of xhat are the same for all, and among these
   };
   const auto multiply = [&](auto aligned) {
     using Dy = HeldTile<data_t, BLOCK_K, BLOCK_M, OUT, false, aligned.value, ColumnScale<0>>;
     const Dy dy({p.dy, first_row, end_row, first_out}, {});
-    using Xhat = HeldTile<data_t, BLOCK_K, BLOCK_N, HIDDEN, false, aligned.value, Normalise<TilePieces<BLOCK_K, BLOCK_N>::COUNT>>;
-    const Xhat xhat({p.x, first_row, end_row, first_column}, Normalise<TilePieces<BLOCK_K, BLOCK_N>::COUNT>(p));
-    multiply_tiles<false>(sums, LoadedOperands<Dy, Xhat>(dy, xhat, tiles > 0 ? tiles : 0), Flag<false>(), scales_at);
+    const int depth_tiles = tiles > 0 ? tiles : 0;
+    using Change = Normalise<TilePieces<BLOCK_K, BLOCK_N>>;
+    using Xhat = HeldTile<data_t, BLOCK_K, BLOCK_N, HIDDEN, false, aligned.value, Change>;
+    const Xhat xhat({p.x, first_row, end_row, first_column}, Change(p, first_row));
+    multiply_tiles<false>(sums, LoadedOperands<Dy, Xhat>(dy, xhat, depth_tiles), Flag<false>(), scales_at);
   };
   if (rows_aligned(p.dy, OUT) && rows_aligned(p.x, HIDDEN)) multiply(Flag<true>());
   else multiply(Flag<false>());
@@ -1128,7 +1109,7 @@ __device__ __forceinline__ void gradient_tile(const Params& p, int part, int til
     for (int i = 0; i < TILES_M; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = sum_row(i, 2 * half);
+        const int row = sum_row<false>(i, 2 * half);
         if (first_out + row >= OUT) continue;
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
@@ -1217,6 +1198,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_mma(const __grid_c
 constexpr int FINISH_THREADS = 32 * ROW_BLOCK_WARPS;
 constexpr int64_t W_SIZE = static_cast<int64_t>(OUT) * HIDDEN;
 
+constexpr int SUM_CHAIN = 1024;  // terms in one float32 chain
+
 // to[c] = the sum over `count` rows of from[row][c], for the 128 columns a block owns: a lane has four of them, the warps share out
 // the rows. Their sums meet in a fixed order.
 template <class T>
@@ -1228,12 +1211,18 @@ __device__ __forceinline__ void sum_rows(T* to, const float* from, int columns, 
   const int64_t column = first_column + lane * 4;
   float sum[4] = {};
   if (column < columns) {
+    for (int64_t begin = warp; begin < count; begin += SUM_CHAIN * ROW_BLOCK_WARPS) {
+      const int64_t end = begin + SUM_CHAIN * ROW_BLOCK_WARPS < count ? begin + SUM_CHAIN * ROW_BLOCK_WARPS : count;
+      float part[4] = {};
 #pragma unroll 4
-    for (int64_t row = warp; row < count; row += ROW_BLOCK_WARPS) {
-      float value[4];
-      load(value, from + row * pitch + column, true);
+      for (int64_t row = begin; row < end; row += ROW_BLOCK_WARPS) {
+        float value[4];
+        load(value, from + row * pitch + column, true);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] += value[i];
+        for (int i = 0; i < 4; ++i) part[i] += value[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += part[i];
     }
   }
   store(totals + warp * 128 + lane * 4, sum, true);

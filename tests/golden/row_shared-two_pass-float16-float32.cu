@@ -149,9 +149,6 @@ __device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligne
   for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
 }
 
-__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
-__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
-
 // Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
 template <int LANES>
 __device__ __forceinline__ float lane_sum(float value) {
@@ -173,16 +170,6 @@ __device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum
   const float rest = sum_d / HIDDEN;
   const float variance = fmaxf(fmaf(-rest, rest, sum_d2 / HIDDEN), 0.0f);
   return {mean, rest, __frsqrt_rn(variance + eps)};
-}
-
-// The rows a block works on when the rows are cut into p.splits contiguous parts.
-struct RowRange {
-  int64_t begin, end;
-};
-__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
-  const int64_t part = (p.rows + p.splits - 1) / p.splits;
-  const int64_t begin = split * part;
-  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
 }
 
 // Reduction "two_pass": each block leaves its share in a row of its own of `partial` [splits, PARTIAL_SIZE], and a second

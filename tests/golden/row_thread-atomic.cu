@@ -43,16 +43,6 @@ struct Params {
   int splits;  // parts the rows are cut into
 };
 
-#ifdef __CUDACC__
-// Everything a host compiler cannot read stands between these lines.
-
-// The only access to shared memory; its size comes with the launch.
-__device__ __forceinline__ float* dynamic_shared() {
-  extern __shared__ __align__(16) float dynamic_shared_memory[];
-  return dynamic_shared_memory;
-}
-#endif
-
 __device__ __forceinline__ float to_float(float value) { return value; }
 
 // The nearest value of type T; of two as near, the even one.
@@ -61,57 +51,8 @@ __device__ __forceinline__ T from_float(float value);
 template <>
 __device__ __forceinline__ float from_float(float value) { return value; }
 
-__device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
-  return reinterpret_cast<size_t>(pointer) % bytes == 0;
-}
-
-// N neighbouring elements, as one access moves them.
-template <class T, int N>
-struct alignas(N * sizeof(T)) Vector {
-  static_assert(N * sizeof(T) <= 16, "no access is wider than 16 bytes");
-  T element[N];
-};
-
-// N neighbouring elements, N = 1, 2, 4 or 8: in one access where `aligned` says that the address is a multiple of their size.
-template <int N, class T>
-__device__ __forceinline__ void load(float (&to)[N], const T* from, bool aligned) {
-  if constexpr (N > 1) {
-    if (aligned) {
-      const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(from);
-#pragma unroll
-      for (int i = 0; i < N; ++i) to[i] = to_float(v.element[i]);
-      return;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = to_float(from[i]);
-}
-
-template <int N, class T>
-__device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligned) {
-  if constexpr (N > 1) {
-    if (aligned) {
-      Vector<T, N> v;
-#pragma unroll
-      for (int i = 0; i < N; ++i) v.element[i] = from_float<T>(from[i]);
-      *reinterpret_cast<Vector<T, N>*>(to) = v;
-      return;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
-}
-
 __device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
 __device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
-
-// Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
-template <int LANES>
-__device__ __forceinline__ float lane_sum(float value) {
-#pragma unroll
-  for (int offset = LANES / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-  return value;
-}
 
 // Statistics of a row of x. Its mean is carried in two floats, mean + rest: where a row's spread is near the spacing of float32
 // at its mean, one float cannot hold the mean exactly enough to normalise by.
@@ -126,16 +67,6 @@ __device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum
   const float rest = sum_d / HIDDEN;
   const float variance = fmaxf(fmaf(-rest, rest, sum_d2 / HIDDEN), 0.0f);
   return {mean, rest, __frsqrt_rn(variance + eps)};
-}
-
-// The rows a block works on when the rows are cut into p.splits contiguous parts.
-struct RowRange {
-  int64_t begin, end;
-};
-__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
-  const int64_t part = (p.rows + p.splits - 1) / p.splits;
-  const int64_t begin = split * part;
-  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
 }
 
 // Sum of term(0), ... term(COUNT - 1) in two levels, CHAINED of them in one float32 chain; one long chain would lose digits.

@@ -69,57 +69,8 @@ __device__ __forceinline__ T from_float(float value);
 template <>
 __device__ __forceinline__ float from_float(float value) { return value; }
 
-__device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
-  return reinterpret_cast<size_t>(pointer) % bytes == 0;
-}
-
-// N neighbouring elements, as one access moves them.
-template <class T, int N>
-struct alignas(N * sizeof(T)) Vector {
-  static_assert(N * sizeof(T) <= 16, "no access is wider than 16 bytes");
-  T element[N];
-};
-
-// N neighbouring elements, N = 1, 2, 4 or 8: in one access where `aligned` says that the address is a multiple of their size.
-template <int N, class T>
-__device__ __forceinline__ void load(float (&to)[N], const T* from, bool aligned) {
-  if constexpr (N > 1) {
-    if (aligned) {
-      const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(from);
-#pragma unroll
-      for (int i = 0; i < N; ++i) to[i] = to_float(v.element[i]);
-      return;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = to_float(from[i]);
-}
-
-template <int N, class T>
-__device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligned) {
-  if constexpr (N > 1) {
-    if (aligned) {
-      Vector<T, N> v;
-#pragma unroll
-      for (int i = 0; i < N; ++i) v.element[i] = from_float<T>(from[i]);
-      *reinterpret_cast<Vector<T, N>*>(to) = v;
-      return;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
-}
-
 __device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
 __device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
-
-// Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
-template <int LANES>
-__device__ __forceinline__ float lane_sum(float value) {
-#pragma unroll
-  for (int offset = LANES / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-  return value;
-}
 
 // Statistics of a row of x. Its mean is carried in two floats, mean + rest: where a row's spread is near the spacing of float32
 // at its mean, one float cannot hold the mean exactly enough to normalise by.

@@ -60,17 +60,8 @@ __device__ __forceinline__ float* dynamic_shared() {
   return dynamic_shared_memory;
 }
 
-// Starts a copy of N floats, N = 1, 2 or 4, from global to shared memory that passes no register and waits for nothing. Both
-// addresses are multiples of 4*N bytes. Done for this thread after wait_for_copies(), for the block after a barrier behind it.
-template <int N>
-__device__ __forceinline__ void copy_async(float* to, const float* from) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(4 * N) : "memory");
-}
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// The same for BYTES bytes, 4, 8 or 16; 16 pass the first cache by. `exists` false: zeros are written and `from` is not read,
-// but must still be a multiple of BYTES.
+// Starts a copy of BYTES bytes, 4, 8 or 16, to which both addresses are aligned, from global to shared memory; 16 pass the first
+// cache by. `exists` false: zeros are written and `from` is not read.
 template <int BYTES>
 __device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, bool exists) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -79,15 +70,6 @@ __device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, b
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(read) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(read) : "memory");
-  }
-}
-template <int BYTES>
-__device__ __forceinline__ void copy_async_bytes(void* to, const void* from) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
   }
 }
 
@@ -103,9 +85,6 @@ __device__ __forceinline__ unsigned pack_f16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-__device__ __forceinline__ unsigned short float_to_f16(float value) {
-  return static_cast<unsigned short>(pack_f16(value, 0.0f));
-}
 __device__ __forceinline__ float f16_to_float(unsigned short bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -113,26 +92,6 @@ __device__ __forceinline__ float f16_to_float(unsigned short bits) {
 }
 __device__ __forceinline__ float low_f16(unsigned pair) { return f16_to_float(static_cast<unsigned short>(pair)); }
 __device__ __forceinline__ float high_f16(unsigned pair) { return f16_to_float(static_cast<unsigned short>(pair >> 16)); }
-
-// Two values in one register as bfloat16, `low` in the low 16 bits; rounded to nearest even, and infinite where too large.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-__device__ __forceinline__ unsigned short float_to_bf16(float value) {
-  return static_cast<unsigned short>(pack_bf16(value, 0.0f));
-}
-__device__ __forceinline__ float bf16_to_float(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
-__device__ __forceinline__ float low_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair)); }
-__device__ __forceinline__ float high_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair >> 16)); }
-
-// The bits of a float rounded to the 10 fraction bits of tf32; of two values as near, the larger in magnitude.
-__device__ __forceinline__ unsigned round_tf32(float value) {
-  unsigned bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
-}
 
 // Matrix products of a warp, all of whose lanes call them together: d += a @ b, d [16,8] float. With g = lane / 4 and
 // t = lane % 4, a lane holds d[g][2t], d[g][2t+1], d[g+8][2t], d[g+8][2t+1].
@@ -145,26 +104,9 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const unsigned (&a)[4], c
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-               "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 // Four 8x8 matrices of 16-bit values from shared memory, all lanes of the warp together. Lane i gives the address of row i % 8
 // of matrix i / 8, a multiple of 16 bytes, and gets in r[m] the values 2t and 2t+1 of row g of matrix m; transposed: of column g.
-__device__ __forceinline__ void load_matrices(unsigned (&r)[4], const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
 __device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4], const void* row) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
@@ -237,7 +179,6 @@ __device__ __forceinline__ float lane_sum(float value) {
 struct RowStats {
   float mean, rest, rstd;
 };
-__device__ __forceinline__ float normalized(float x, const RowStats& stats) { return (x - stats.mean - stats.rest) * stats.rstd; }
 
 // From the sums over a row of d = x - mean and of d*d. sum(d), zero but for rounding, corrects both the mean and the variance.
 // E[x^2] - E[x]^2 would cancel where the mean is large against the spread.
@@ -245,16 +186,6 @@ __device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum
   const float rest = sum_d / HIDDEN;
   const float variance = fmaxf(fmaf(-rest, rest, sum_d2 / HIDDEN), 0.0f);
   return {mean, rest, __frsqrt_rn(variance + eps)};
-}
-
-// The rows a block works on when the rows are cut into p.splits contiguous parts.
-struct RowRange {
-  int64_t begin, end;
-};
-__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
-  const int64_t part = (p.rows + p.splits - 1) / p.splits;
-  const int64_t begin = split * part;
-  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
 }
 
 // Reduction "single_block": no two blocks share an output element, so its sum is final.
@@ -297,14 +228,6 @@ __device__ __forceinline__ unsigned scale_exponent(float maximum) {
   return static_cast<unsigned>(exponent > 253 ? 253 : exponent);
 }
 __device__ __forceinline__ float scale_of(float maximum) { return __uint_as_float(scale_exponent(maximum) << 23); }
-__device__ __forceinline__ float inverse_scale_of(float maximum) {
-  return __uint_as_float((254 - scale_exponent(maximum)) << 23);
-}
-// What enters such a maximum: infinities and NaN, which no scale helps, do not.
-__device__ __forceinline__ float magnitude(float value) {
-  const float size = fabsf(value);
-  return size < INFINITY ? size : 0.0f;
-}
 
 // |xhat| <= sqrt(HIDDEN - 1), so that its scale is known beforehand.
 constexpr int half_log2_ceil(int value) {

@@ -137,16 +137,6 @@ __device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum
   return {mean, rest, __frsqrt_rn(variance + eps)};
 }
 
-// The rows a block works on when the rows are cut into p.splits contiguous parts.
-struct RowRange {
-  int64_t begin, end;
-};
-__device__ __forceinline__ RowRange rows_of_split(const Params& p, int split) {
-  const int64_t part = (p.rows + p.splits - 1) / p.splits;
-  const int64_t begin = split * part;
-  return {begin < p.rows ? begin : p.rows, begin + part < p.rows ? begin + part : p.rows};
-}
-
 // For few rows the pass is a copy: w is read once, dw written once, and all else is small. So blocks own pieces of w instead of
 // rows: OUTS rows of w by a strip of columns. One visit to a piece gives its part of dw, which is final, and its part of every
 // row of dn = dy @ w, which waits in scratch memory.

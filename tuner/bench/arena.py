@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tuner.bench.errors import Judge
-from tuner.bench.measure import FLUSH_L2S
 from tuner.bench.peers import Tensors, make_peer
 from tuner.bench.results import Case
 from tuner.bench.torch_gpu import PeerFailed, Torch
 from tuner.executors import Timing
 from tuner.inputs import Inputs
+from tuner.timing.measure import FLUSH_L2S
 
 
 class Contestant(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,12 +18,13 @@ from codegen.errors import CodegenError
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
 from tuner.bench.arena import Arena, TorchArena
 from tuner.bench.floors import RatedExecutor, Rates
-from tuner.bench.ours import Place, Tuning
+from tuner.bench.ours import Tuning
 from tuner.bench.peers import PEERS
-from tuner.bench.report import Sheet, incomplete, row_text
+from tuner.bench.report import incomplete, row_text
 from tuner.bench.results import Case, Setting
 from tuner.bench.run import Bench, Options
 from tuner.bench.shapes import NAMED, NamedShape, parse_shapes
+from tuner.bench.sheet import Sheet, check_folder
 from tuner.bench.torch_gpu import Torch, open_torch
 from tuner.bench.versions import versions
 from tuner.choose import open_executor
@@ -55,11 +57,12 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="bench", allow_abbrev=False, description=(
         "Times tuned kernels beside what PyTorch offers, in one process on the GPU, and writes bench.md and bench.json."))
-    parser.add_argument("--shapes", metavar="A,B|FILE",
-                        help=f"some of {', '.join(NAMED)} (default: all), or a file of lines such as: mine 8,128,256,1024")
+    parser.add_argument("--shapes", action="append", metavar="A,B|B,S,H,O|FILE",
+                        help=f"some of {', '.join(NAMED)} (default: all), or sizes such as 8,128,256,1024, or a file of lines "
+                             "such as: mine 8,128,256,1024; several of these with ; between them, or in several such options")
     parser.add_argument("--dtypes", type=parse_names, default=("float32",), metavar="A,B",
                         help=f"data types of all tensors, of {', '.join(DTYPES)} (default float32)")
-    parser.add_argument("--accuracy", type=parse_names, default=(), metavar="A,B",
+    parser.add_argument("--accuracy", type=parse_names, metavar="A,B",
                         help=f"classes for float32 data, of {', '.join(ACCURACIES)} (default fp32); other data has its own")
     parser.add_argument("--peers", default=",".join(PEERS), metavar="A,B|none",
                         help=f"what to compare with, of {', '.join(PEERS)} (default: all)")
@@ -70,49 +73,60 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"times in each of two measurements (default {SAMPLES}); long calls get fewer")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>)")
+    parser.add_argument("--resume", action="store_true",
+                        help="keep the rows that are there, of the same GPU and revision, and measure those that are missing")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def _bench(options: argparse.Namespace, command: str) -> int:
-    tuning = Tuning(options.tune, options.trials, options.tune_seconds, options.seed)
+    seconds = options.tune_seconds
+    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+        raise InputError(f"--tune-seconds must be more than 0 and finite, not {seconds:g}")
+    tuning = Tuning(options.tune, options.trials, seconds, options.seed)
     if options.samples < 1:
         raise InputError(f"the number of samples must be at least 1, not {options.samples}")
     chosen = Options(_peers(options.peers), options.samples, tuning)
     cases = _cases(parse_shapes(options.shapes), options.dtypes, options.accuracy)
     for case in cases:
         tuning.request(case).problem()
-    executor, place = open_gpu()
-    with closing(executor):
-        return _measure(executor, place, cases, chosen, options.out, command)
+    with closing(open_gpu()) as executor:
+        folder = options.out or reports_folder() / executor.slug
+        check_folder(folder)
+        return _measure(executor, cases, chosen, folder, options.resume, command)
 
 
-def open_gpu() -> tuple[RatedExecutor, Place]:
-    """The GPU of this machine, and what puts a call of its programs in place.
+def open_gpu() -> RatedExecutor:
+    """The GPU of this machine.
 
     Raises:
         ToolchainError: there is none, or no compiler for it.
     """
     try:
-        executor = cast(RatedExecutor, open_executor("cuda"))
+        return cast(RatedExecutor, open_executor("cuda"))
     except ToolchainError as error:
         raise ToolchainError(f"{error}; without a GPU there is nothing to measure") from error
-    from tuner.executors.cuda_cold import placed
-
-    return executor, cast(Place, placed)
 
 
 def _peers(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(() if text == "none" else parse_names(text)))
+    names = tuple(dict.fromkeys(parse_names(text)))
+    if names == ("none",):
+        return ()
+    if not names:
+        raise InputError(f"no peer is left; choose from {', '.join(PEERS)}, or none")
+    if "none" in names:
+        raise InputError(f"none stands alone, not beside other peers as in {text!r}")
     if unknown := [name for name in names if name not in PEERS]:
         raise InputError(f"there is no peer {unknown[0]!r}; choose from {', '.join(PEERS)}, or none")
     return names
 
 
-def _cases(shapes: Sequence[NamedShape], dtypes: Sequence[str], accuracies: Sequence[str]) -> list[Case]:
+def _cases(shapes: Sequence[NamedShape], dtypes: Sequence[str], accuracies: Sequence[str] | None) -> list[Case]:
     """Every shape at every data type and class, the shapes of one of those together."""
     if not dtypes:
         raise InputError(f"no data type is left; choose from {', '.join(DTYPES)}, or leave --dtypes out")
+    if accuracies is not None and not accuracies:
+        raise InputError(f"no accuracy class is left; choose from {', '.join(ACCURACIES)}, or leave --accuracy out")
     if accuracies and "float32" not in dtypes:
         raise InputError("--accuracy is for float32 data, which --dtypes leaves out; other data has its own class")
     settings = []
@@ -124,7 +138,7 @@ def _cases(shapes: Sequence[NamedShape], dtypes: Sequence[str], accuracies: Sequ
     return [Case.of(named, dtype, accuracy) for dtype, accuracy in settings for named in shapes]
 
 
-def _measure(executor: RatedExecutor, place: Place, cases: Sequence[Case], options: Options, out: Path | None,
+def _measure(executor: RatedExecutor, cases: Sequence[Case], options: Options, folder: Path, resume: bool,
              command: str) -> int:
     torch, absent = _torch(options)
     arena: Arena | None = None if torch is None else TorchArena(torch, executor.limits.l2_bytes)
@@ -133,18 +147,22 @@ def _measure(executor: RatedExecutor, place: Place, cases: Sequence[Case], optio
         command, now(), version(), executor.device, versions(executor.limits.arch, {} if torch is None else torch.versions),
         options.tuning.seed, options.samples, options.peers, rates, absent)
     console, errors = Console(), Console(stderr=True)
-    sheet = Sheet(out or reports_folder() / executor.slug, setting, len(cases))
+    sheet = Sheet(folder, setting, cases, resume)
+    missing = sheet.missing
+    if len(missing) < len(cases):
+        errors.print(f"bench: of {len(cases)} rows {len(cases) - len(missing)} are there already", markup=False, soft_wrap=True)
     if absent is not None:
         errors.print(f"bench: no peers: {absent}", markup=False, soft_wrap=True)
     with errors.status("measuring") as status:
-        for row in Bench(executor, place, arena, rates, options, status.update).run(cases):
+        for row in Bench(executor, arena, rates, options, status.update).run(missing):
             sheet.add(row)
             console.print(row_text(row), markup=False, highlight=False, soft_wrap=True)
-    console.print("written: " + ", ".join(str(path) for path in sheet.paths), markup=False, soft_wrap=True)
-    missing = incomplete(sheet.rows)
-    if missing is not None:
-        print(f"bench: {missing}", file=sys.stderr)
-    return OK if missing is None else FAILED
+    if missing:
+        console.print("written: " + ", ".join(str(path) for path in sheet.paths), markup=False, soft_wrap=True)
+    complaint = incomplete(sheet.rows)
+    if complaint is not None:
+        print(f"bench: {complaint}", file=sys.stderr)
+    return OK if complaint is None else FAILED
 
 
 def _torch(options: Options) -> tuple[Torch | None, str | None]:

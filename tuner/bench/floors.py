@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -72,3 +72,8 @@ class Floor:
     def as_json(self) -> dict[str, Any]:
         """The floor as JSON values."""
         return {**asdict(self), "us": self.us}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Floor:
+        """Reads `as_json` back."""
+        return cls(values["bytes_us"], values["matrix_us"], values["launch_us"])

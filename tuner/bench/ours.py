@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import render
-from tuner.bench.measure import BUDGET_SECONDS, CLOCK_SECONDS, FLUSH_L2S, MIN_SAMPLE_US, Stream, Work, cold
+from tuner.bench.measure import BUDGET_SECONDS
 from tuner.bench.results import Case
 from tuner.errors import DeviceLost, NoValidKernel
 from tuner.evaluate import Evaluator
-from tuner.executors import Executor, Program, TimedProgram, Timing
+from tuner.executors import Executor, TimedProgram, Timing
 from tuner.inputs import Inputs
-from tuner.known import read_best, reports_folder
 from tuner.outcome import Event, why_no_winner
 from tuner.records import Record, Status
+from tuner.timing.regimes import Regime
 from tuner.tuning import Request, TuningRun
-
-Place = Callable[[Program, Inputs, frozenset[str], int], AbstractContextManager[tuple[Stream, Work]]]
-"""A program's call in place on the device; tuner.executors.cuda_cold.placed."""
+from tuner.wisdom.book import Book
+from tuner.wisdom.recall import exact, remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def choose(case: Case, executor: Executor, tuning: Tuning, on_event: Callable[[E
         DeviceLost: a candidate took the GPU with it.
         ToolchainError: there is no compiler.
     """
-    known = None if tuning.always else next(_known(case, executor), None)
+    known = None if tuning.always else exact(case.problem, executor, Book())
     if known is not None:
         evaluator = Evaluator(executor, case.problem, seed=tuning.seed)
         compiled = evaluator.compile(known)
@@ -80,30 +77,17 @@ def choose(case: Case, executor: Executor, tuning: Tuning, on_event: Callable[[E
     return _tune(case, executor, tuning, on_event)
 
 
-def _known(case: Case, executor: Executor) -> Iterator[Config]:
-    """Winners of measured tuning runs for this very case on this very GPU, the fastest first."""
-    problem = case.problem
-    wanted = (problem.rows, problem.hidden, problem.out, problem.dtype, problem.param_dtype, problem.accuracy, problem.wants_key,
-              executor.device)
-    found = []
-    for path in sorted(reports_folder().glob("*/*/best.json")):
-        known = read_best(path)
-        if known is None or not known.winner.measured:
-            continue
-        info, shape = known.info, known.shape
-        if (shape.rows, shape.hidden, shape.out, info.dtype, info.param_dtype, info.accuracy, info.wants, info.device) == wanted:
-            found.append(known.winner)
-    return (record.config for record in sorted(found, key=lambda record: record.best_us))
-
-
 def _tune(case: Case, executor: Executor, tuning: Tuning, on_event: Callable[[Event], None]) -> Kernel:
-    run = TuningRun(tuning.request(case), executor, on_event=on_event)
+    request = tuning.request(case)
+    run = TuningRun(request, executor, on_event=on_event)
     run.execute()
     result = run.result()
     if result.lost is not None:
         raise DeviceLost(result.lost)
     if result.winner is None:
         raise NoValidKernel(why_no_winner(result))
+    if request.variants is None:
+        remember(result)
     program = executor.compile(render(case.problem, result.winner.config))
     return Kernel(cast(TimedProgram, program), result.winner, "tuned")
 
@@ -117,12 +101,10 @@ class Ours:
 
     name = "ours"
 
-    def __init__(self, kernel: Kernel, problem: Problem, inputs: Inputs, place: Place, l2_bytes: int) -> None:
+    def __init__(self, kernel: Kernel, problem: Problem, inputs: Inputs) -> None:
         self._program = kernel.program
         self._wants = problem.wants
         self._inputs = inputs
-        self._place = place
-        self._flush_bytes = FLUSH_L2S * l2_bytes
 
     def warm(self, samples: int) -> Timing:
         """Times of one call, replayed from a graph.
@@ -130,9 +112,7 @@ class Ours:
         Raises:
             LaunchError, DeviceLost: as TimedProgram.time.
         """
-        raising = int(1e6 * CLOCK_SECONDS / MIN_SAMPLE_US)
-        self._program.time(self._inputs, self._wants, samples=raising, budget_s=CLOCK_SECONDS)
-        return self._program.time(self._inputs, self._wants, samples=samples, budget_s=BUDGET_SECONDS)
+        return self._time(samples, "warm")
 
     def cold(self, samples: int) -> Timing:
         """Times of single calls that find nothing in the L2 cache.
@@ -140,8 +120,10 @@ class Ours:
         Raises:
             LaunchError, DeviceLost: as TimedProgram.time.
         """
-        with self._place(self._program, self._inputs, self._wants, self._flush_bytes) as (stream, work):
-            return cold(stream, work, samples)
+        return self._time(samples, "cold")
+
+    def _time(self, samples: int, regime: Regime) -> Timing:
+        return self._program.time(self._inputs, self._wants, samples=samples, budget_s=BUDGET_SECONDS, regime=regime)
 
     def gradients(self) -> Mapping[str, Any]:
         """What it computes, NumPy arrays by name.

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.problem import GRADIENTS
-from tuner.bench.measure import Stream, cold, warm
+from tuner.bench.measure import effort
 from tuner.bench.torch_gpu import Torch, failures
 from tuner.executors import Timing
 from tuner.inputs import Inputs
+from tuner.timing.clocks import Clocks
+from tuner.timing.measure import Stream, cold, warm
 
 Forward = Callable[..., Any]
 
@@ -77,12 +79,12 @@ class Peer:
     def warm(self, samples: int) -> Timing:
         """Times of one call, replayed from a graph."""
         with failures(self.name):
-            return warm(self._stream, self._enqueue, samples)
+            return warm(self._stream, self._enqueue, effort(samples), Clocks())
 
     def cold(self, samples: int) -> Timing:
         """Times of single calls that find nothing in the L2 cache."""
         with failures(self.name):
-            return cold(self._stream, self._enqueue, samples)
+            return cold(self._stream, self._enqueue, effort(samples), Clocks())
 
     def gradients(self) -> Mapping[str, Any]:
         """What it computes, tensors by name; empty for those that compute only a part."""

@@ -1,82 +1,47 @@
-"""bench.json and bench.md: the rows for programs and for people, both whole at every moment."""
+"""The rows for programs and for people: the text of bench.json and bench.md."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 
 from codegen.dtypes import CLASS_ERRORS
 from codegen.problem import GRADIENTS
-from tuner.bench.measure import FLUSH_L2S, MIN_SAMPLE_US
-from tuner.bench.results import SCHEMA, Entry, Row, Setting
-from tuner.records import write_text
+from tuner.bench.results import Entry, Results, Row, Setting
+from tuner.timing.measure import FLUSH_L2S, MIN_SAMPLE_US
 
-JSON, MARKDOWN = "bench.json", "bench.md"
 NOTHING = "–"
 
 
-class Sheet:
-    """The two files while they grow: each row is on disk as soon as it is added.
-
-    Args:
-        folder: where they go; files of an earlier run are replaced.
-        setting: what all rows were measured under.
-        planned: how many rows there will be.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-
-    def __init__(self, folder: Path, setting: Setting, planned: int) -> None:
-        self._folder = folder
-        self._setting = setting
-        self._planned = planned
-        self.rows: list[Row] = []
-        self._write()
-
-    @property
-    def paths(self) -> tuple[Path, Path]:
-        """The files, for people first."""
-        return self._folder / MARKDOWN, self._folder / JSON
-
-    def add(self, row: Row) -> None:
-        """Writes both files with one row more."""
-        self.rows.append(row)
-        self._write()
-
-    def _write(self) -> None:
-        markdown, values = self.paths
-        write_text(values, bench_json(self._setting, self.rows))
-        write_text(markdown, bench_markdown(self._setting, self.rows, self._planned))
-
-
-def bench_json(setting: Setting, rows: Sequence[Row]) -> str:
+def bench_json(results: Results) -> str:
     """All that was measured."""
-    values = {"schema": SCHEMA, "setting": setting.as_json(), "rows": [row.as_json() for row in rows]}
-    return json.dumps(values, indent=1, allow_nan=False) + "\n"
+    return json.dumps(results.as_json(), indent=1, allow_nan=False) + "\n"
 
 
-def bench_markdown(setting: Setting, rows: Sequence[Row], planned: int) -> str:
+def bench_markdown(results: Results, planned: int) -> str:
     """The same as a page; where fewer rows than `planned` are there, it says so."""
+    first, rows = results.parts[0], results.rows
+    dates = list(dict.fromkeys((first.date, results.parts[-1].date)))
     lines = [
-        f"# LayerNorm+Linear backward beside PyTorch, {setting.device}", "",
-        f"{setting.date}; sources {setting.version}; "
-        + ", ".join(f"{name} {version}" for name, version in setting.versions.items()) + ".", "",
-        f"    {setting.command}", ""]
+        f"# LayerNorm+Linear backward beside PyTorch, {first.device}", "",
+        f"{' to '.join(dates)}; sources {first.version}; "
+        + ", ".join(f"{name} {version}" for name, version in first.versions.items()) + ".", "",
+        *(f"    {part.command}" for part in results.parts), ""]
     if len(rows) < planned:
         lines += [f"**{len(rows)} of {planned} rows are finished.**", ""]
-    lines += _method(setting)
+    lines += _method(results.parts)
     for (dtype, accuracy), group in groupby(rows, lambda row: (row.case.problem.dtype, row.case.problem.accuracy)):
-        lines += _section(f"{dtype}, class {accuracy}", accuracy, list(group), setting.peers)
+        lines += _section(f"{dtype}, class {accuracy}", accuracy, list(group), first.peers)
     return "\n".join(lines)
 
 
-def _method(setting: Setting) -> list[str]:
-    rates = setting.rates
-    matrix = ("no rate of matrix products, since there was no PyTorch to measure it" if rates.matrix_tflops is None
-              else f"{rates.matrix_tflops:.0f} TFLOP/s in a bfloat16 matrix product")
+def _method(parts: Sequence[Setting]) -> list[str]:
+    setting = parts[0]
+    matrix_rates = [part.rates.matrix_tflops for part in parts if part.rates.matrix_tflops is not None]
+    matrix = (f"{_range(matrix_rates, 0)} TFLOP/s in a bfloat16 matrix product" if matrix_rates
+              else "no rate of matrix products, since there was no PyTorch to measure it")
+    copy, launch = _range([part.rates.copy_tbps for part in parts], 2), _range([part.rates.launch_us for part in parts], 2)
     lines = [
         "Times are microseconds of the backward pass alone, all five gradients: the median of two measurements of up to "
         f"{setting.samples} samples each, taken in turns. *Warm*: calls replayed back to back from a CUDA graph of as many as "
@@ -86,8 +51,8 @@ def _method(setting: Setting) -> list[str]:
         "*ours* is the tuned kernel, *eager* PyTorch's autograd through `layer_norm` and `linear`, *compile* the same under "
         "`torch.compile`, *gemms* the two matrix products alone. The best peer is the faster of *eager* and *compile*. PyTorch "
         "uses tf32 for float32 data in every class but fp32.", "",
-        f"Floors, from rates measured in this process: the tensors at the rate of a copy ({rates.copy_tbps:.2f} TB/s, read plus "
-        f"written), the 4·M·H·O operations at that of bfloat16 products ({matrix}), one launch ({rates.launch_us:.2f} us). "
+        f"Floors, from rates measured in this process: the tensors at the rate of a copy ({copy} TB/s, read plus "
+        f"written), the 4·M·H·O operations at that of bfloat16 products ({matrix}), one launch ({launch} us). "
         "float32 accuracy takes three such products or more, so in class fp32 the second stays out of reach.", "",
         "Errors are relative Frobenius errors against float64 on the timed data, the largest of the five gradients; a † marks "
         f"those of the validator's data. Seed {setting.seed}.", ""]
@@ -112,7 +77,7 @@ def _section(title: str, accuracy: str, rows: Sequence[Row], peers: Sequence[str
     lines += ["Cold:", "", *_table(_details(peers, cold=True), rows), ""]
     lines += ["Noise of the warm times, and how many samples of ours there are:", "",
               *_table(_details(peers, cold=False), rows), ""]
-    return lines + _errors(rows) + _configs(rows)
+    return lines + _gaps(rows) + _errors(rows) + _configs(rows)
 
 
 def _details(peers: Sequence[str], cold: bool) -> list[tuple[str, Callable[[Row], str]]]:
@@ -136,6 +101,11 @@ def _notes(rows: Iterable[Row]) -> list[str]:
     return [*lines, ""] if lines else []
 
 
+def _gaps(rows: Iterable[Row]) -> list[str]:
+    lines = [f"* {row.case.name}: {row.gap}" for row in rows if row.gap]
+    return ["The largest known part of what lies between the floor and ours:", "", *lines, ""] if lines else []
+
+
 def _errors(rows: Sequence[Row]) -> list[str]:
     lines = [f"| error of | shape | {' | '.join(GRADIENTS)} |", "|---|---|" + "---|" * len(GRADIENTS)]
     for row in rows:
@@ -154,6 +124,12 @@ def _configs(rows: Sequence[Row]) -> list[str]:
 def _table(columns: Sequence[tuple[str, Callable[[Row], str]]], rows: Iterable[Row]) -> list[str]:
     lines = ["| " + " | ".join(name for name, _ in columns) + " |", "|" + "---|" * len(columns)]
     return lines + ["| " + " | ".join(show(row) for _, show in columns) + " |" for row in rows]
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    """The values of all parts: one, or the least and the largest."""
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _us(value: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from codegen.problem import Problem, Shape
@@ -13,7 +13,7 @@ from tuner.bench.measure import Spread
 from tuner.bench.peers import COMPLETE
 from tuner.bench.shapes import NamedShape
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of bench.json. It rises whenever a field changes its meaning or goes."""
 
 
@@ -38,6 +38,11 @@ class Case:
     def shape(self) -> Shape:
         """The four sizes."""
         return self.named.shape
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells rows of one file apart: name, data type, class."""
+        return self.name, self.problem.dtype, self.problem.accuracy
 
     @property
     def title(self) -> str:
@@ -76,6 +81,13 @@ class Entry:
             "note": self.note,
         }
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Entry:
+        """Reads `as_json` back; errors that were not finite are NaN."""
+        warm, cold = (None if values[name] is None else Spread(**values[name]) for name in ("warm", "cold"))
+        errors = {name: math.nan if error is None else error for name, error in values["errors"].items()}
+        return cls(warm, cold, errors, values["note"])
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -90,6 +102,8 @@ class Row:
         judge: the data that errors of `ours` were taken on: "timed", the very data of the timing, or "validation".
         peers: by name, those that were asked for and can be had.
         reason: why the row is not complete, as a clause; None where `ours` was measured.
+        gap: the largest known part of what lies between the floor and `ours`, as a clause; empty where none is known.
+        part: which of the invocations that made the file measured it, counted from 0.
     """
 
     case: Case
@@ -100,6 +114,8 @@ class Row:
     judge: str | None = None
     peers: Mapping[str, Entry] = field(default_factory=dict)
     reason: str | None = None
+    gap: str = ""
+    part: int = 0
 
     @property
     def best_peer(self) -> str | None:
@@ -126,12 +142,21 @@ class Row:
             "reason": self.reason, "config": self.config, "origin": self.origin, "judge": self.judge,
             "ours": self.ours.as_json(), "peers": {name: entry.as_json() for name, entry in self.peers.items()},
             "best_peer": self.best_peer, "ratio": self.ratio, "floor": self.floor.as_json(), "share": self.share,
+            "gap": self.gap, "part": self.part,
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Row:
+        """Reads `as_json` back."""
+        case = Case.of(NamedShape(values["name"], Shape.parse(values["shape"])), values["dtype"], values["accuracy"])
+        peers = {name: Entry.from_json(entry) for name, entry in values["peers"].items()}
+        return cls(case, Floor.from_json(values["floor"]), Entry.from_json(values["ours"]), values["config"], values["origin"],
+                   values["judge"], peers, values["reason"], values["gap"], values["part"])
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all rows were measured under.
+    """What the rows of one invocation were measured under.
 
     Attributes:
         command: how the benchmark was started.
@@ -160,3 +185,45 @@ class Setting:
     def as_json(self) -> dict[str, Any]:
         """The setting as JSON values."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Setting:
+        """Reads `as_json` back."""
+        return cls(**{**values, "peers": tuple(values["peers"]), "rates": Rates(**values["rates"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What one file holds.
+
+    Attributes:
+        parts: the invocations that measured its rows, in order; they agree in all that sheet.COMMON names.
+        rows: the rows of one data type and class stand together.
+    """
+
+    parts: tuple[Setting, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+    def with_row(self, row: Row) -> Results:
+        """One row more, in the place of an earlier one of the same case, else behind those of its data type and class."""
+        keys = [old.case.key for old in self.rows]
+        at = keys.index(row.case.key) if row.case.key in keys else len(keys)
+        rows = [*self.rows[:at], row, *self.rows[at + 1:]]
+        sections = list(dict.fromkeys(one.case.key[1:] for one in rows))
+        return replace(self, rows=tuple(sorted(rows, key=lambda one: sections.index(one.case.key[1:]))))
+
+    def as_json(self) -> dict[str, Any]:
+        """The results as JSON values."""
+        return {"schema": SCHEMA, "parts": [part.as_json() for part in self.parts], "rows": [row.as_json() for row in self.rows]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Results:
+        """Reads `as_json` back.
+
+        Raises:
+            AttributeError, CodegenError, KeyError, TypeError, ValueError: the values have another form.
+        """
+        if values["schema"] != SCHEMA:
+            raise ValueError(f"schema version {values['schema']}, where this program reads {SCHEMA}")
+        parts, rows = values["parts"], values["rows"]
+        return cls(tuple(Setting.from_json(part) for part in parts), tuple(Row.from_json(row) for row in rows))

@@ -7,13 +7,14 @@ apart is the noise. What fails is a note in the row, and the run goes on; only a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from codegen.errors import CodegenError
 from tuner.bench.arena import Arena, Contestant, Judging, Opponents
 from tuner.bench.floors import Floor, Rates
+from tuner.bench.gap import known_gap
 from tuner.bench.measure import Spread
-from tuner.bench.ours import Kernel, Ours, Place, Tuning, choose
+from tuner.bench.ours import Kernel, Ours, Tuning, choose
 from tuner.bench.results import Case, Entry, Row
 from tuner.errors import DeviceLost, ToolchainError, TunerError
 from tuner.executors import Executor
@@ -77,17 +78,15 @@ class Bench:
 
     Args:
         executor: where kernels run and are timed.
-        place: puts a call in place, for timing with a cold cache.
         arena: where peers come from; None: nowhere.
         rates: what the floors are from.
         options: what the user chose.
         on_step: called with what is being done, before it is done.
     """
 
-    def __init__(self, executor: Executor, place: Place, arena: Arena | None, rates: Rates, options: Options,
+    def __init__(self, executor: Executor, arena: Arena | None, rates: Rates, options: Options,
                  on_step: Callable[[str], None] = lambda text: None) -> None:
         self._executor = executor
-        self._place = place
         self._arena = arena
         self._rates = rates
         self._options = options
@@ -126,14 +125,18 @@ class Bench:
         opponents = self._opponents(case, inputs)
         times = [_Times(peer) for peer in opponents.ready]
         if kernel is not None:
-            times.insert(0, _Times(Ours(kernel, problem, inputs, self._place, self._executor.limits.l2_bytes)))
+            times.insert(0, _Times(Ours(kernel, problem, inputs)))
         for _ in range(2):
             for contestant in times:
                 contestant.measure(self._options.samples)
         entries = {one.contestant.name: one.entry(opponents.judge) for one in times}
         ours = entries.pop(Ours.name, Entry())
         entries |= {name: Entry(note=note) for name, note in opponents.failed.items()}
-        return _finished(case, Floor.of(problem, self._rates), kernel, ours, _ordered(entries, self._options.peers), reason)
+        floor, gap = Floor.of(problem, self._rates), ""
+        if kernel is not None and ours.warm is not None:
+            gap = known_gap(problem, kernel.record.config, self._executor.limits, floor, self._rates, ours.warm.median)
+        row = Row(case, floor, peers=_ordered(entries, self._options.peers), reason=reason)
+        return _finished(row, kernel, ours, gap)
 
     def _kernel(self, case: Case) -> tuple[Kernel | None, str | None]:
         """The kernel, or why there is none; the peers are measured all the same."""
@@ -156,12 +159,12 @@ def _ordered(entries: dict[str, Entry], names: Sequence[str]) -> dict[str, Entry
     return {name: entries[name] for name in names if name in entries}
 
 
-def _finished(case: Case, floor: Floor, kernel: Kernel | None, ours: Entry, peers: dict[str, Entry], reason: str | None) -> Row:
+def _finished(row: Row, kernel: Kernel | None, ours: Entry, gap: str) -> Row:
     if kernel is None:
-        return Row(case, floor, peers=peers, reason=reason)
+        return row
     judge = "timed"
     if not ours.errors:
         judge = "validation"
         validated = {name: error.normwise for name, error in kernel.record.errors.items()}
         ours = Entry(ours.warm, ours.cold, validated, ours.note)
-    return Row(case, floor, ours, str(kernel.record.config), kernel.origin, judge, peers, ours.note)
+    return replace(row, ours=ours, config=str(kernel.record.config), origin=kernel.origin, judge=judge, reason=ours.note, gap=gap)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tuner.bench.measure import Stream, Work, warm
+from tuner.bench.measure import effort
 from tuner.errors import ToolchainError, TunerError
 from tuner.inputs import AnyFloats
+from tuner.timing.clocks import Clocks
+from tuner.timing.measure import Stream, Work, warm
 
 WARM_UPS = 3
 """Calls before a capture: libraries choose algorithms and take workspace in the first."""
@@ -130,7 +132,7 @@ class Torch:
     def _matrix_us(self) -> float:
         torch, shape = self.module, (MATRIX_SIZE, MATRIX_SIZE)
         left, right, product = (torch.randn(shape, dtype=torch.bfloat16, device=self.device) for _ in range(3))
-        return min(warm(self.open_stream(4), lambda: torch.mm(left, right, out=product), 10).samples)
+        return min(warm(self.open_stream(4), lambda: torch.mm(left, right, out=product), effort(10), Clocks()).samples)
 
     def release(self) -> None:
         """Gives memory that no tensor uses back to the GPU.

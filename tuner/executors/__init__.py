@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal, Protocol
 
 from codegen.limits import Limits
 from codegen.render import Source
 from tuner.inputs import Gradients, Inputs
+from tuner.timing.regimes import Regime
 
 Run = Callable[[Inputs, frozenset[str]], Gradients]
 """One call on fresh outputs: what Program.run does with its defaults."""
@@ -41,16 +43,19 @@ class Timing:
     Attributes:
         samples: one mean per sample, each over `repeats` calls replayed from one graph.
         repeats: calls in one sample.
+        regime: how they were taken.
+        settled: whether the clocks were stable before the first sample.
     """
 
     samples: tuple[float, ...]
     repeats: int
+    regime: Regime = "warm"
+    settled: bool = True
 
     @property
     def median(self) -> float:
-        """The middle sample, microseconds."""
-        ordered = sorted(self.samples)
-        return ordered[len(ordered) // 2]
+        """The median of the samples, microseconds."""
+        return median(self.samples)
 
 
 class Program(Protocol):
@@ -79,8 +84,9 @@ class Program(Protocol):
 class TimedProgram(Program, Protocol):
     """A program on a device that can be timed."""
 
-    def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2) -> Timing:
-        """Times of one call on these inputs, replayed from a graph, warm.
+    def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2,
+             regime: Regime = "warm") -> Timing:
+        """Times of one call on these inputs in a regime (see tuner.timing.regimes), after the clocks are stable.
 
         Raises:
             LaunchError: the call cannot be captured or fails.
@@ -98,6 +104,7 @@ class Executor(Protocol):
         limits: of the GPU that sources are compiled for.
         measures: whether its programs can be timed (TimedProgram), and their times mean anything.
         rates: where `limits.copy_tbps` and `limits.launch_us` are from: the table of targets, or measurements of this device.
+        bus_id: the GPU's PCI address, by which NVML finds it ("0000:3b:00.0"); None where no GPU runs the programs.
     """
 
     name: str
@@ -106,6 +113,7 @@ class Executor(Protocol):
     limits: Limits
     measures: bool
     rates: Literal["table", "measured"]
+    bus_id: str | None
 
     def compile(self, source: Source) -> Program:
         """Thread-safe.

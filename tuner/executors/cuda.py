@@ -19,11 +19,14 @@ from tuner.errors import LaunchError
 from tuner.executors import Run, Timing
 from tuner.executors.arrays import check_dtypes, output_specs, workspace_specs
 from tuner.executors.cuda_context import Gpu, Module, open_gpu
-from tuner.executors.cuda_graph import Stopwatch
+from tuner.executors.cuda_graph import CudaStream
 from tuner.executors.cuda_limits import architecture, known, read_limits, slug
 from tuner.executors.cuda_memory import Memory, Placed
 from tuner.inputs import Gradients, Inputs
 from tuner.store import Store
+from tuner.timing.clocks import Clocks
+from tuner.timing.measure import BY_REGIME, FLUSH_L2S, Effort, Work, back_to_back
+from tuner.timing.regimes import Regime
 from tuner.toolchain import Binary, find_nvcc
 
 MAX_GRID = 2**31 - 1
@@ -44,10 +47,12 @@ class CudaExecutor:
         limits: read from the device.
         rates: where `limits.copy_tbps` and `limits.launch_us` are from: "table" where the table of targets has this very GPU,
             else "measured" when the executor was made.
+        bus_id: the GPU's PCI address, by which NVML finds it.
 
     Args:
         device_index: which GPU, from 0.
         store: where compiled kernels are kept; None: the default store.
+        limits: where another executor for this GPU has found them out, so that they are the same here.
 
     Raises:
         ToolchainError: there is no such GPU, no PyCUDA or no nvcc, or nvcc does not know the GPU.
@@ -56,18 +61,19 @@ class CudaExecutor:
     name = "cuda"
     measures = True
 
-    def __init__(self, device_index: int = 0, store: Store | None = None) -> None:
+    def __init__(self, device_index: int = 0, store: Store | None = None, limits: Limits | None = None) -> None:
         self._gpu = open_gpu(device_index)
         self._arch = architecture(self._gpu.compute_capability)
         self._nvcc = find_nvcc(self._arch)
         self._store = Store() if store is None else store
         self._memory = Memory(self._gpu)
-        self._stopwatch = Stopwatch(self._gpu)
+        self._timer = Timer(self._gpu)
         self.device = self._gpu.name
+        self.bus_id: str | None = self._gpu.bus_id
         self.slug = slug(self.device)
         table = known(self.device, self._gpu.compute_capability, self._gpu.attribute("MULTIPROCESSOR_COUNT"))
         self.rates: Literal["table", "measured"] = "measured" if table is None else "table"
-        self.limits: Limits = read_limits(
+        self.limits: Limits = limits or read_limits(
             self.device, self._gpu.compute_capability, self._gpu.attribute,
             copy_tbps=self.measure_copy_tbps() if table is None else table.copy_tbps,
             launch_us=self.measure_launch_us() if table is None else table.launch_us)
@@ -75,7 +81,7 @@ class CudaExecutor:
     def compile(self, source: Source) -> CudaProgram:
         """As Executor.compile. The GPU is not touched; what it refuses to load is a LaunchError of the first run."""
         binary = self._nvcc.compile(source.text, self._arch, self._store)
-        return CudaProgram(source, binary, self._gpu, self._memory, self._stopwatch, self.limits)
+        return CudaProgram(source, binary, self._gpu, self._memory, self._timer, self.limits)
 
     def close(self) -> None:
         """Gives back the GPU memory that calls left behind. The executor stays usable."""
@@ -93,7 +99,7 @@ class CudaExecutor:
         with self._gpu.active():
             module = Module(self._gpu, binary.cubin.read_bytes(), {"empty": 0})
             launch = functools.partial(module.launch, "empty", grid=1, block=32, shared_bytes=0, params=bytes(4))
-            return self._stopwatch.time(launch, samples=50, budget_s=0.1).median
+            return self._timer.time(launch, Effort(50, 0.1), "warm").median
 
     def measure_copy_tbps(self) -> float:
         """Rate of a large copy on the device, bytes read plus bytes written, in TB/s.
@@ -101,7 +107,7 @@ class CudaExecutor:
         Raises:
             LaunchError: the GPU has not enough memory, or fails.
         """
-        driver = self._gpu.driver
+        driver, stream = self._gpu.driver, self._timer.stream
         size = min(_COPY_BYTES, self._gpu.memory_bytes // 8)
         with self._gpu.active():
             source, destination = driver.mem_alloc(size), driver.mem_alloc(size)
@@ -109,11 +115,32 @@ class CudaExecutor:
                 driver.memset_d32_async(source, 0x3F9D70A4, size // 4, self._gpu.stream)
                 copy = functools.partial(driver.memcpy_dtod_async, destination, source, size, self._gpu.stream)
                 # Large, and not from a graph: 512 MiB from one gave 2.75 TB/s on an H200, where this agrees with the table.
-                microseconds = min(self._stopwatch.measure(copy, 10))
+                microseconds = min(back_to_back(stream, copy, 10))
             finally:
                 source.free()
                 destination.free()
         return 2e-6 * size / microseconds
+
+
+class Timer:
+    """Times work on one GPU in each regime, with its clocks warmed. Use it inside `Gpu.active`.
+
+    Attributes:
+        stream: where the work goes.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.stream = CudaStream(gpu, FLUSH_L2S * gpu.attribute("L2_CACHE_SIZE"))
+        self._gpu = gpu
+        self._clocks = Clocks()
+
+    def time(self, work: Work, effort: Effort, regime: Regime) -> Timing:
+        """Times of what `work` enqueues."""
+        try:
+            return BY_REGIME[regime](self.stream, work, effort, self._clocks)
+        finally:
+            if self._gpu.alive:
+                self.stream.free()
 
 
 class CudaProgram:
@@ -122,16 +149,15 @@ class CudaProgram:
     Attributes:
         resources: what nvcc says each kernel uses.
         variations: none; the order in which a GPU works cannot be chosen.
-        gpu: where it runs.
     """
 
-    def __init__(self, source: Source, binary: Binary, gpu: Gpu, memory: Memory, stopwatch: Stopwatch, limits: Limits) -> None:
+    def __init__(self, source: Source, binary: Binary, gpu: Gpu, memory: Memory, timer: Timer, limits: Limits) -> None:
         self.resources = binary.resources(source.plan)
         self._source = source
         self._cubin: Path = binary.cubin
-        self.gpu = gpu
+        self._gpu = gpu
         self._memory = memory
-        self._stopwatch = stopwatch
+        self._timer = timer
         self._limits = limits
         self._module: Module | None = None
         self._loading = threading.Lock()
@@ -146,13 +172,13 @@ class CudaProgram:
         Raises:
             LaunchError: a launch failed or is beyond the device, or the kernel wrote outside its outputs or into its inputs.
         """
-        with self.on_device(inputs, wants) as call:
+        with self._on_device(inputs, wants) as call:
             for placed in (call.outputs, call.workspace):
                 for name in placed.layout.spans:
                     placed.fill(name, prefill)
             call.enqueue()
             image, workspace_zones = call.outputs.fetch(), call.workspace.fetch_zones()
-            self.gpu.stream.synchronize()
+            self._gpu.stream.synchronize()
             fault = call.outputs.damage(call.outputs.zones_of(image)) or call.workspace.damage(workspace_zones)
             if fault is not None:
                 raise LaunchError(f"the kernel {fault}")
@@ -160,32 +186,34 @@ class CudaProgram:
         layout = call.outputs.layout
         return Gradients(**{name: layout.tensor(image, name) for name in layout.spans})
 
-    def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2) -> Timing:
-        """Times of one call on these inputs, replayed from a graph, warm: all fills and launches of the plan.
+    def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2,
+             regime: Regime = "warm") -> Timing:
+        """Times of one call on these inputs, all fills and launches of the plan, after the clocks are stable.
 
         Args:
             samples: how many, if they fit into the budget.
             budget_s: about how long the GPU may take; a call that takes longer still gives one sample.
+            regime: as tuner.timing.regimes says.
 
         Raises:
-            LaunchError: the call cannot be captured or fails.
+            LaunchError: the call cannot be captured or fails, or there is not enough memory to write over the L2 cache.
         """
-        with self.on_device(inputs, wants) as call:
-            return self._stopwatch.time(call.enqueue, samples, budget_s)
+        with self._on_device(inputs, wants) as call:
+            return self._timer.time(call.enqueue, Effort(samples, budget_s), regime)
 
     @contextmanager
-    def on_device(self, inputs: Inputs, wants: frozenset[str]) -> Iterator[Call]:
+    def _on_device(self, inputs: Inputs, wants: frozenset[str]) -> Iterator[Call]:
         """One call with all it needs on the device, for the length of a block, inside `Gpu.active`.
 
         Raises:
             LaunchError: the call is beyond the device, or what is done in the block fails.
         """
         try:
-            with self.gpu.active():
+            with self._gpu.active():
                 yield self._prepare(inputs, wants)
         finally:
-            if self.gpu.alive:
-                with self.gpu.active():
+            if self._gpu.alive:
+                with self._gpu.active():
                     self._memory.release(inputs)
 
     def _prepare(self, inputs: Inputs, wants: frozenset[str]) -> Call:
@@ -221,7 +249,7 @@ class CudaProgram:
                 shared: dict[str, int] = {}
                 for launch in self._source.plan.launches:
                     shared[launch.kernel] = max(launch.shared_bytes, shared.get(launch.kernel, 0))
-                self._module = Module(self.gpu, self._cubin.read_bytes(), shared)
+                self._module = Module(self._gpu, self._cubin.read_bytes(), shared)
             return self._module
 
 

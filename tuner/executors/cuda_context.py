@@ -82,6 +82,7 @@ class Gpu:
         name: as the driver states it: "NVIDIA H200".
         compute_capability: (9, 0).
         memory_bytes: device memory.
+        bus_id: its PCI address, "0000:3b:00.0".
         stream: where all work goes, a pycuda.driver.Stream.
 
     Raises:
@@ -98,6 +99,7 @@ class Gpu:
         self.name: str = self._device.name()
         self.compute_capability: tuple[int, int] = self._device.compute_capability()
         self.memory_bytes: int = self._device.total_memory()
+        self.bus_id: str = self._device.pci_bus_id()
         self._lock = threading.RLock()
         self._dead: str | None = None
         self._discarded: list[Any] = []

@@ -1,20 +1,16 @@
-"""Times from CUDA graphs: work is captured once, replayed, and measured by events, so that Python costs nothing."""
+"""CUDA graphs, and the GPU's stream as something to time: work is captured once, replayed, and measured by events, so that Python
+costs nothing."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from tuner.executors import Timing
 from tuner.executors.cuda_context import Gpu
 
-MIN_SAMPLE_US = 100.0
-"""A sample lasts so long at least: events resolve half a microsecond, and starting a graph takes a few."""
-
-MAX_REPEATS = 200
+_WORD = 0x3F9D70A4  # what is written over the cache: any value does
 
 
 class Graph:
@@ -60,45 +56,52 @@ class Graph:
         self._gpu.bindings.cuGraphExecDestroy(self._executable)
 
 
-class Stopwatch:
-    """Measures graphs of one GPU. Its events are kept from one measurement to the next; use it inside `Gpu.active`."""
+class CudaStream:
+    """The GPU's stream with events, graphs and something to fill the L2 cache with, for tuner.timing. Use it inside `Gpu.active`.
 
-    def __init__(self, gpu: Gpu) -> None:
+    Args:
+        gpu: the GPU.
+        flush_bytes: how much `flush` writes; the memory is taken at the first, and given back by `free`.
+    """
+
+    def __init__(self, gpu: Gpu, flush_bytes: int) -> None:
         self._gpu = gpu
-        self._events: list[Any] = []
+        self._words = flush_bytes // 4
+        self._buffer: Any = None
 
-    def time(self, enqueue: Callable[[], None], samples: int, budget_s: float) -> Timing:
-        """Times of what `enqueue` puts on the stream, warm, replayed back to back.
+    def free(self) -> None:
+        """Gives the memory back."""
+        if self._buffer is not None:
+            self._buffer.free()
+            self._buffer = None
 
-        Calls are put together until a sample lasts MIN_SAMPLE_US, up to MAX_REPEATS. There are `samples` samples, or as many
-        fewer as fit into `budget_s` seconds of GPU time, but one at least.
+    def record(self) -> Any:
+        """An event at this place of the stream."""
+        event = self._gpu.driver.Event()
+        event.record(self._gpu.stream)
+        return event
+
+    def elapsed_us(self, begin: Any, end: Any) -> float:
+        """Microseconds between two events that have happened."""
+        return 1e3 * float(end.time_since(begin))
+
+    def wait(self) -> None:
+        """Waits until all work on the stream is done."""
+        self._gpu.stream.synchronize()
+
+    def flush(self) -> None:
+        """Enqueues writing over everything the L2 cache holds.
+
+        Raises:
+            LaunchError, through `Gpu.active`: the GPU has not enough memory.
         """
-        repeats = 1
-        while True:
-            with Graph(self._gpu, enqueue, repeats) as graph:
-                lasted = self.measure(graph.launch, 1)[0]
-                if lasted >= 1e6 * budget_s:
-                    return Timing((lasted / repeats,), repeats)
-                if lasted < 10.0 * MIN_SAMPLE_US:  # one hiccup must not pass for a long call
-                    lasted = min(self.measure(graph.launch, 3))
-                if lasted >= MIN_SAMPLE_US or repeats == MAX_REPEATS:
-                    count = max(1, min(samples, int(1e6 * budget_s / lasted)))
-                    return Timing(tuple(time / repeats for time in self.measure(graph.launch, count)), repeats)
-            needed = math.ceil(1.1 * repeats * MIN_SAMPLE_US / max(lasted, 1.0))
-            repeats = min(MAX_REPEATS, max(2 * repeats, needed))
+        driver = self._gpu.driver
+        if self._buffer is None:
+            self._buffer = driver.mem_alloc(4 * self._words)
+        driver.memset_d32_async(self._buffer, _WORD, self._words, self._gpu.stream)
 
-    def measure(self, enqueue: Callable[[], None], count: int) -> list[float]:
-        """Microseconds of each of `count` repetitions on the stream, back to back, after one that is not measured.
-
-        Work that ends sooner than Python enqueues the next is not measured rightly; a graph's replay is one piece of work.
-        """
-        while len(self._events) <= count:
-            self._events.append(self._gpu.driver.Event())
-        events, stream = self._events[:count + 1], self._gpu.stream
-        enqueue()
-        events[0].record(stream)
-        for event in events[1:]:
-            enqueue()
-            event.record(stream)
-        events[-1].synchronize()
-        return [1e3 * end.time_since(begin) for begin, end in itertools.pairwise(events)]
+    @contextmanager
+    def graph(self, work: Callable[[], None], repeats: int) -> Iterator[Callable[[], None]]:
+        """What `work` enqueues, `repeats` times, captured; the context gives what enqueues one replay."""
+        with Graph(self._gpu, work, repeats) as captured:
+            yield captured.launch

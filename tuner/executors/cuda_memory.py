@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.tensors import READ
 from tuner.dtypes import POISON, DType, as_bytes, same_bits
-from tuner.errors import LaunchError
+from tuner.errors import LaunchError, OutOfMemory
 from tuner.executors.arrays import Spec
 from tuner.executors.cuda_context import Gpu
 from tuner.inputs import AnyFloats, Inputs
@@ -195,7 +195,7 @@ class Memory:
         """The inputs, and room for outputs and workspace with fresh red zones, until the next call.
 
         Raises:
-            LaunchError: the GPU has not enough memory.
+            OutOfMemory: the GPU has not enough memory.
         """
         # Making room for these may cost kept inputs, so they come first.
         placed = self._place_scratch("outputs", outputs), self._place_scratch("workspace", workspace)
@@ -270,7 +270,7 @@ class Memory:
             return driver.mem_alloc(size)
         except driver.MemoryError as error:
             free, _ = driver.mem_get_info()
-            raise LaunchError(f"the kernel needs {size} more bytes of GPU memory where {free} are free") from error
+            raise OutOfMemory(f"the kernel needs {size} more bytes of GPU memory where {free} are free") from error
 
     def _shrink(self, entries: int, size: int) -> None:
         """Frees inputs, those first that were not used for longest, down to so many and to so many bytes."""

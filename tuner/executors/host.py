@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from codegen.limits import Limits
@@ -31,6 +32,7 @@ class HostExecutor:
         slug: "predicted-sm_90": under what GPU's name its results are kept.
         measures: False.
         rates: "table".
+        bus_id: None.
         limits: of the GPU the sources are meant for; launches beyond them fail as they would there.
 
     Args:
@@ -46,6 +48,7 @@ class HostExecutor:
     name = "host"
     measures = False
     rates: Literal["table", "measured"] = "table"
+    bus_id: str | None = None
 
     def __init__(self, target: Limits, store: Store, compiler: Compiler | None = None) -> None:
         self.limits = target
@@ -56,6 +59,10 @@ class HostExecutor:
         self._files = build_runtime(self._compiler, store)
         self._runtime = Runtime(self._files.library)
 
+    def build(self, source: Source) -> None:
+        """Compiles into the store, and loads nothing: for a process that runs no kernel. Thread-safe; raises as `load`."""
+        self._build(source.text, _kernels(source))
+
     def load(self, text: str, kernels: Sequence[str]) -> Kernels:
         """Compiles any CUDA source of the form that `build_kernels` describes. Thread-safe.
 
@@ -63,17 +70,22 @@ class HostExecutor:
             CompileError: the compiler refused the source.
             ToolchainError: the compiler cannot be started, or the store cannot be written.
         """
-        library = build_kernels(self._compiler, self._store, self._files, text, kernels, fma=self._runtime.has_fma)
-        return Kernels(self._runtime, library, max_threads=self.limits.max_threads,
+        return Kernels(self._runtime, self._build(text, kernels), max_threads=self.limits.max_threads,
                        max_shared_bytes=self.limits.shared_per_block)
+
+    def _build(self, text: str, kernels: Sequence[str]) -> Path:
+        return build_kernels(self._compiler, self._store, self._files, text, kernels, fma=self._runtime.has_fma)
 
     def compile(self, source: Source) -> HostProgram:
         """As Executor.compile."""
-        names = dict.fromkeys(launch.kernel for launch in source.plan.launches)
-        return HostProgram(source, self.load(source.text, tuple(names)), self.limits.sms)
+        return HostProgram(source, self.load(source.text, _kernels(source)), self.limits.sms)
 
     def close(self) -> None:
         """Nothing is kept from one call to the next."""
+
+
+def _kernels(source: Source) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(launch.kernel for launch in source.plan.launches))
 
 
 class HostProgram:
@@ -81,7 +93,7 @@ class HostProgram:
 
     Attributes:
         resources: empty; the CPU's compiler knows nothing of a GPU's registers.
-        variations: the other memory layout, and other orders of blocks and threads.
+        variations: the other memory layouts, and other orders of blocks and threads.
     """
 
     def __init__(self, source: Source, kernels: Kernels, sms: int) -> None:
@@ -93,7 +105,8 @@ class HostProgram:
         self.variations: dict[str, Run] = {
             "each buffer directly after a fence, blocks and threads in reverse order":
                 partial(self.run, layout="begin", order="reverse"),
-            "blocks and threads in a random order": partial(self.run, order="shuffled:1"),
+            "tensors at addresses that are multiples of one element only, blocks and threads in a random order":
+                partial(self.run, layout="shifted", order="shuffled:1"),
         }
 
     def run(self, inputs: Inputs, wants: frozenset[str], *, prefill: float = math.nan, order: str = "forward",
@@ -105,7 +118,7 @@ class HostProgram:
             order: of blocks and threads: "forward", "reverse" or "shuffled:<seed>". A kernel without races gives the same
                 result in each, but for atomic additions, whose roundings follow the order.
             layout: which end of every buffer lies against its fence: "end" or "begin". The two together find every access
-                outside of a buffer.
+                outside of a buffer. "shifted": no tensor begins at a multiple of more than its elements' size.
 
         Raises:
             LaunchError: a kernel broke a law of cuda_on_host; the message names kernel, block and thread.

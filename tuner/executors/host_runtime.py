@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import math
 from collections.abc import Callable
@@ -12,11 +13,12 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.tensors import BY_NAME
 from tuner.dtypes import FLOAT32, POISON, DType, as_bytes
-from tuner.errors import CompileError, LaunchError
+from tuner.errors import CompileError, LaunchError, OutOfMemory
 
-Layout = Literal["end", "begin"]
-_LAYOUTS = {"end": 0, "begin": 1}
+Layout = Literal["end", "begin", "shifted"]
+_LAYOUTS = {"end": 0, "begin": 1, "shifted": 1}
 _ORDERS = {"forward": 0, "reverse": 1, "shuffled": 2}
 _MESSAGE_BYTES = 1024
 _POISON = np.array([POISON], np.uint32).view(np.uint8)
@@ -65,11 +67,14 @@ class Memory:
 
     Args:
         layout: "end": every buffer ends directly before a fence. "begin": it begins directly after one. A base address is a
-            multiple of the element's size only, in "end", unless the buffer's size is a multiple of more.
+            multiple of the element's size only, in "end", unless the buffer's size is a multiple of more. "shifted": as "begin",
+            but tensors of the caller begin one element later, so that no address is a multiple of more than its size; messages
+            count that element.
     """
 
     def __init__(self, runtime: Runtime, layout: Layout = "end") -> None:
         self._runtime = runtime
+        self._shifted = layout == "shifted"
         self.handle: int | None = runtime.memory_new(_LAYOUTS[layout])
         self.addresses: dict[str, int] = {}
         self._views: dict[str, NDArray[Any]] = {}
@@ -86,7 +91,7 @@ class Memory:
         """The address of a copy that kernels can read only.
 
         Raises:
-            LaunchError: there is not enough memory.
+            OutOfMemory: there is not enough memory.
         """
         return self._add(name, array.shape, array.dtype, np.ascontiguousarray(array))
 
@@ -94,18 +99,22 @@ class Memory:
         """The address of a buffer filled with NaN (see tuner.dtypes.POISON).
 
         Raises:
-            LaunchError: there is not enough memory.
+            OutOfMemory: there is not enough memory.
         """
         return self._add(name, shape, dtype, None)
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: DType, source: NDArray[Any] | None) -> int:
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        pointer = None if source is None else source.ctypes.data
         size = math.prod(shape) * dtype.itemsize
+        before = dtype.itemsize if self._shifted and name in BY_NAME else 0
+        if before and source is not None:
+            source = np.concatenate([np.resize(_POISON, before), as_bytes(source)])
+        pointer = None if source is None else source.ctypes.data
         address: int | None = self._runtime.memory_add(
-            self.handle, name.encode(), size, dtype.itemsize, pointer, message, _MESSAGE_BYTES)
+            self.handle, name.encode(), before + size, dtype.itemsize, pointer, message, _MESSAGE_BYTES)
         if address is None:
-            raise LaunchError(message.value.decode())
+            raise OutOfMemory(message.value.decode())
+        address += before
         self.addresses[name] = address
         held = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         self._views[name] = held.view(dtype).reshape(shape)
@@ -146,6 +155,11 @@ class Kernels:
         except OSError as error:
             raise CompileError(f"a compiled kernel cannot be loaded: {error}") from error
         self.params_bytes: int = ctypes.c_size_t.in_dll(self._library, "params_bytes").value
+
+    def __del__(self) -> None:
+        library = getattr(self, "_library", None)
+        if library is not None:  # ctypes never closes what it opened, and a run opens hundreds
+            _ctypes.dlclose(library._handle)
 
     def memory(self, layout: Layout = "end") -> Memory:
         """Fresh memory for one call."""

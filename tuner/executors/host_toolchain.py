@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.compilers import run_compiler
 from tuner.errors import CompileError, ToolchainError
 from tuner.store import BuildKey, Store
 
@@ -62,14 +63,16 @@ class Compiler:
         """Compiles in `folder`.
 
         Raises:
-            CompileError: the compiler refused; the message holds its first error, a note all it said.
+            CompileError: the compiler refused, or did not end; the message holds its first error, a note all it said.
             ToolchainError: the compiler cannot be started.
         """
         try:
-            done = subprocess.run([*self.command, *arguments], cwd=folder, capture_output=True, text=True, errors="replace")
+            done = run_compiler([*self.command, *arguments], folder)
         except OSError as error:
             sentence = f"{self.command[0]} cannot be started ({error.strerror}); set CXX to a C++17 compiler"
             raise ToolchainError(sentence) from error
+        except subprocess.TimeoutExpired as error:
+            raise CompileError(f"{self.label} did not finish {what} within {error.timeout:.0f} s") from error
         if done.returncode != 0:
             said = (done.stderr + done.stdout).strip()
             lines = said.splitlines() or [f"exit status {done.returncode}"]
@@ -159,6 +162,7 @@ def build_kernels(compiler: Compiler, store: Store, runtime: RuntimeFiles, text:
     key = BuildKey(f"host kernel {platform.machine()}", files, flags, compiler.version, (runtime.digest,))
 
     def build(folder: Path) -> None:
+        build_runtime(compiler, store)  # what is included must still be what the key says
         inputs = ["-I", str(runtime.folder), "shim.cpp", str(runtime.library), "-lm", "-lc"]
         compiler.run([*flags, *inputs, "-o", _KERNEL], folder, "the kernel")
 

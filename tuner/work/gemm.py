@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from codegen.arithmetic import PLANES, products
+from codegen.arithmetic import PLANES, WHOLE, matrix_steps, value_bytes
 from codegen.gemm_tiles import W_COLUMNS
 from tuner.work.base import BARRIER, FMA, L2, MATRIX, SHARED, SHUFFLE, Kernels, Setting, Work, pipelined
 
@@ -15,8 +15,12 @@ _PAIR = 2.0
 """Bytes of one plane of a value."""
 
 
+def _arithmetic(setting: Setting) -> str:
+    return str(setting.params["arithmetic"])
+
+
 def _planes(setting: Setting) -> int:
-    return PLANES[str(setting.params["arithmetic"])]
+    return PLANES[_arithmetic(setting)]
 
 
 def _wants_dn(setting: Setting) -> bool:
@@ -28,7 +32,7 @@ def _wants_g(setting: Setting) -> bool:
 
 
 def _is_scaled(setting: Setting) -> bool:
-    return setting.problem.dtype == "float32" and str(setting.params["arithmetic"]).startswith("fp16")
+    return setting.problem.dtype == "float32" and _arithmetic(setting).startswith("fp16")
 
 
 def _in_loop(setting: Setting) -> bool:
@@ -70,7 +74,7 @@ def _prepare(setting: Setting) -> Work:
 def _gemm(setting: Setting) -> Work:
     problem, constants = setting.problem, setting.constants
     block_m, block_n, block_k = (constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
-    planes, made_of = _planes(setting), products(str(setting.params["arithmetic"]))
+    planes, whole = _planes(setting), _arithmetic(setting) in WHOLE
     padded = math.ceil(problem.rows / constants["ROW_PAD"]) * constants["ROW_PAD"]
     dn_tiles = padded // block_m * constants["TILES_H"] if _wants_dn(setting) else 0
     g_tiles = setting.splits * constants["G_TILES_O"] * constants["TILES_H"] if _wants_g(setting) else 0
@@ -82,30 +86,38 @@ def _gemm(setting: Setting) -> Work:
     depth = max(deep / tiles, deepest * min(1.0, _SMS / tiles), 1.0)
     steps = depth / 16  # of one tensor-core instruction's depth
     warp_m, warp_n = block_m / constants["WARPS_M"], block_n / constants["WARPS_N"]
-    matrix_instructions = made_of * warp_m / 16 * warp_n / 8
-    loads = planes * (warp_m / 16 + warp_n / 16)
-    dy_bytes = 4.0 if _in_fragments(setting) else planes * _PAIR
-    copies = (dy_bytes * block_m + planes * _PAIR * block_n) * 16 / 16 / setting.threads  # for one thread
+    in_shared = value_bytes(_arithmetic(setting))
+    dy_in_shared = 4 if _in_fragments(setting) else in_shared
+    matrix_instructions = matrix_steps(_arithmetic(setting)) * warp_m / 16 * warp_n / 8
+    ordinary = warp_m * warp_n / 2 if not matrix_instructions else 0.0  # multiply-adds of a lane
+    loads = in_shared / 2 * (warp_m / 16 + warp_n / 16) * (1.5 if whole else 1.0)  # ldmatrix reads more at a time
+    read = in_shared / 2 * (warp_m / 16 + warp_n / 16) * 4.0  # passes of 128 bytes
+    copies = (dy_in_shared * block_m + in_shared * block_n) * 16 / 16 / setting.threads  # for one thread
     promoted = warp_m * warp_n / 32 * 2 * 16 / constants["PROMOTE"] if "PROMOTE" in constants else 0.0
-    taken_apart = (block_m * (setting.data_size == 4) + block_n) * 16 / setting.threads if _in_loop(setting) else 0.0  # values
+    held = block_n + (block_m if setting.data_size == 4 and not whole else 0) if _in_loop(setting) else 0
+    taken_apart = held * 16 / setting.threads  # values
     if _in_fragments(setting):  # by each of the warps that share rows; a thread also looks at what it has copied
-        taken_apart = warp_m * 16 / 32 + (block_m * 16 / setting.threads if _is_scaled(setting) else 0.0)
-    step_instructions = matrix_instructions + loads + 4 * copies + promoted + taken_apart * (3 + 3 * planes)
+        looked_at = block_m * 16 / setting.threads if _is_scaled(setting) else 0.0
+        taken_apart, read = warp_m / 2 + looked_at, read + looked_at
+    rounded = (warp_m + warp_n) / 2 * (planes + 1) if whole and matrix_instructions else 0.0  # to tf32
+    step_instructions = (matrix_instructions + ordinary + loads + 4 * copies + promoted + rounded
+                         + taken_apart * (3 + (0 if whole else 3 * planes)))
     # One warp alone: an instruction of its own every six cycles, and once a stage a barrier and the first fragments behind it.
-    step_chain = max(matrix_instructions * 6.0, MATRIX) + 16 / block_k * (BARRIER + SHARED + 2 * MATRIX)
+    products = max(matrix_instructions * 6.0, MATRIX) if matrix_instructions else ordinary
+    step_chain = products + 16 / block_k * (BARRIER + SHARED + 2 * MATRIX)
     ending = warp_m * warp_n / 32 * 6.0 + 4 * L2
     if _in_epilogue(setting):
         ending += warp_m * warp_n / 32 * 4.0 + 4 * L2 + 2 * BARRIER
-    value_bytes = float(setting.data_size) if _in_loop(setting) else planes * _PAIR
-    of_a, of_b = block_m * (dy_bytes if _in_fragments(setting) else value_bytes), block_n * value_bytes
-    tile_bytes = deep / tiles * (of_a + of_b) + 8.0 * block_m * block_n
+    global_bytes = float(setting.data_size) if _in_loop(setting) else planes * _PAIR
+    dy_bytes = float(setting.data_size) if _in_fragments(setting) else global_bytes
+    tile_bytes = deep / tiles * (dy_bytes * block_m + global_bytes * block_n) + 8.0 * block_m * block_n
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
         chain=3 * L2 + steps * step_chain + ending, instructions=setting.warps * (steps * step_instructions + ending),
-        wavefronts=setting.warps * steps * (4.0 * loads + 4.0 * copies) + setting.warps * warp_m * warp_n / 8,
+        wavefronts=setting.warps * steps * (read + 4.0 * copies) + setting.warps * warp_m * warp_n / 8,
         l2_bytes=setting.blocks * tile_bytes, atomics=atomics, meetings=float(setting.splits) if atomics else 0.0,
         registers=int(warp_m * warp_n / 32 * (2 if promoted else 1) + loads * 4 + 48 + 2.0 * taken_apart),
-        matrix=float(deep * block_m * block_n * made_of))
+        matrix=float(deep * block_m * block_n * matrix_steps(_arithmetic(setting))))
 
 
 def _finish(setting: Setting) -> Work:

@@ -1,0 +1,132 @@
+"""bench.json and bench.md while they grow: both whole at every moment, by one invocation or by several."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from codegen.errors import CodegenError
+from tuner.bench.report import bench_json, bench_markdown
+from tuner.bench.results import Case, Results, Row, Setting
+from tuner.errors import InputError
+from tuner.records import write_text
+
+JSON, MARKDOWN = "bench.json", "bench.md"
+
+COMMON = {
+    "device": "the GPU", "version": "the revision of the sources", "versions": "the versions of the software", "seed": "--seed",
+    "samples": "--samples", "peers": "--peers"}
+"""In what the parts of one file agree, and what it is called: what changes times, and what tables are made of."""
+
+
+class Sheet:
+    """The two files: each row is on disk as soon as it is added. Before the first one, files that were there stay.
+
+    Args:
+        folder: where they go.
+        setting: what this invocation measures under.
+        cases: what it is to measure.
+        resume: whether rows that are there already stay, and count as measured where they have a time of our kernel; else they
+            are replaced.
+
+    Raises:
+        InputError: the folder cannot be written; or there are rows that cannot be continued, being of another card, revision, ...
+    """
+
+    def __init__(self, folder: Path, setting: Setting, cases: Sequence[Case], resume: bool) -> None:
+        self._folder = folder
+        self._cases = cases
+        check_folder(folder)
+        earlier = read_results(folder / JSON) if resume else None
+        if earlier is None:
+            earlier = Results()
+        for part in earlier.parts:
+            check_same(part, setting, folder / JSON)
+        _check_names(earlier, cases, folder / JSON)
+        self._results = earlier
+        self._parts = (*earlier.parts, setting)
+
+    @property
+    def paths(self) -> tuple[Path, Path]:
+        """The files, for people first."""
+        return self._folder / MARKDOWN, self._folder / JSON
+
+    @property
+    def missing(self) -> list[Case]:
+        """The cases that have no time of our kernel yet."""
+        done = {row.case.key for row in self._results.rows if row.ours.warm is not None}
+        return [case for case in self._cases if case.key not in done]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the cases of this invocation, as far as they are there."""
+        asked = {case.key for case in self._cases}
+        return [row for row in self._results.rows if row.case.key in asked]
+
+    def add(self, row: Row) -> None:
+        """Writes both files with one row more."""
+        row = replace(row, part=len(self._parts) - 1)
+        self._results = replace(self._results, parts=self._parts).with_row(row)
+        planned = len({case.key for case in self._cases} | {row.case.key for row in self._results.rows})
+        markdown, values = self.paths
+        write_text(values, bench_json(self._results))
+        write_text(markdown, bench_markdown(self._results, planned))
+
+
+def check_folder(folder: Path) -> None:
+    """Makes the folder if need be.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write to {folder} ({error.strerror}); choose another folder with --out") from error
+
+
+def read_results(path: Path) -> Results | None:
+    """The results in a file; None where there is none.
+
+    Raises:
+        InputError: it is no result of this program's version.
+    """
+    try:
+        return Results.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, AttributeError, CodegenError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} cannot be continued, since it is no result of this program ({error}); leave --resume out to "
+                         "replace it, or choose another folder with --out") from error
+
+
+def check_same(earlier: Setting, now: Setting, path: Path) -> None:
+    """Raises InputError where rows of the two may not stand in one file."""
+    instead = "leave --resume out to replace it, or choose another folder with --out"
+    for name, words in COMMON.items():
+        before, after = getattr(earlier, name), getattr(now, name)
+        if before != after:
+            raise InputError(
+                f"{path} cannot be continued: {words} there: {_text(before)}, now: {_text(after)}; {instead}")
+    if now.version.endswith("+"):
+        raise InputError(f"{path} cannot be continued, since the sources were changed after revision {now.version[:-1]}, and "
+                         f"nothing tells whether they are the same; commit them, or {instead}")
+
+
+def _check_names(earlier: Results, cases: Sequence[Case], path: Path) -> None:
+    shapes = {row.case.name: row.case.shape for row in earlier.rows}
+    for case in cases:
+        if (before := shapes.get(case.name, case.shape)) != case.shape:
+            raise InputError(f"{path} has another shape called {case.name!r}, {before}; give the shape {case.shape} another name")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {version}" for name, version in value.items())
+    return ",".join(value) or "none" if isinstance(value, tuple) else str(value)

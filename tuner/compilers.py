@@ -1,0 +1,34 @@
+"""Compilers as processes that end: each, and each that it starts, has a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CPU_LIMIT_S = 60
+"""A kernel takes a second or two; the largest, for the CPU, ten. Counted in CPU time, which is the same on a busy machine."""
+
+LIMIT_S = 300.0
+"""For a compiler that waits instead of working, by the clock."""
+
+_LIMITED = 'ulimit -S -t "$1"; shift; exec "$@"'
+
+
+def run_compiler(command: Sequence[str], folder: Path,
+                 environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a compiler in `folder`, to its end or its limit, and returns its status and what it said.
+
+    The limit on CPU time holds for each process that the compiler starts as well: killing it alone would leave them running.
+
+    Raises:
+        OSError: it is not there.
+        TimeoutExpired: it did not end in LIMIT_S. At the limit on CPU time, it fails.
+    """
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return subprocess.run(["/bin/sh", "-c", _LIMITED, "sh", str(CPU_LIMIT_S), *command], cwd=folder, env=environment,
+                          capture_output=True, text=True, errors="replace", timeout=LIMIT_S)

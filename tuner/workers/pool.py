@@ -1,0 +1,327 @@
+"""Workers that take the place of those that ended, and the judge that has candidates judged by them."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from codegen.config import Config
+from codegen.problem import Problem
+from codegen.render import Source, render
+from tuner.errors import CompileError, DeviceLost, LaunchError, ToolchainError
+from tuner.evaluate import Compiled, Report, reported
+from tuner.executors import Timing
+from tuner.pipeline import workers as cores
+from tuner.records import Record, Status
+from tuner.store import Store
+from tuner.timing.regimes import Regime
+from tuner.timing.tally import Tally
+from tuner.workers.messages import Device, Job, Message, Place
+from tuner.workers.nursery import MODULE, Died, Gone, Hung, Nursery, Worker
+from tuner.workers.patience import Patience
+
+ENDS = 3
+"""Workers in a row that end before they have answered anything; then the device is given up."""
+
+Build = Callable[[Source], object]
+
+
+class Workers:
+    """A device whose kernels run in processes of their own; what an executor says of its device, it says too.
+
+    One worker where candidates are timed, else one for each core. They are started when they are needed.
+
+    Args:
+        place: the executor to open.
+        patience: how long to wait.
+        module: what the nursery runs.
+
+    Raises:
+        ToolchainError: the executor cannot be opened.
+        DeviceLost: processes that open it end or hang.
+    """
+
+    def __init__(self, place: Place, patience: Patience | None = None, module: str = MODULE) -> None:
+        self.patience = patience or Patience()
+        self.store = place.store
+        self._module = module
+        self._place = place
+        self._starting = threading.Lock()
+        self._job: Job | None = None
+        self._nursery = Nursery(module)
+        try:
+            self.facts = self._scout()
+        except BaseException:
+            self._nursery.close()
+            raise
+        facts = self.facts
+        self.name, self.device, self.slug, self.limits = facts.name, facts.device, facts.slug, facts.limits
+        self.measures, self.rates, self.bus_id = facts.measures, facts.rates, facts.bus_id
+        self._place = replace(place, executor=facts.name, limits=facts.limits)
+        self.lanes = tuple(Lane(self._start) for _ in range(1 if facts.measures else cores()))
+        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        for lane in self.lanes:
+            self._free.put(lane)
+
+    @property
+    def nursery_pid(self) -> int:
+        """The process that starts the workers."""
+        return self._nursery.pid
+
+    def judge(self, problem: Problem, *, eps: float = 1e-5, seed: int = 0, regime: Regime = "warm",
+              report: Report | None = None) -> IsolatedJudge:
+        """A judge of candidates for a problem; see Evaluator for the arguments."""
+        self._job = job = Job(problem, eps, seed, regime)
+        self.renew()  # those that run were forked without the data
+        with suppress(Died):  # then the next worker needs another nursery, and that the data
+            self._nursery.prepare(job, self.measures)
+        return IsolatedJudge(self, job, report)
+
+    def ask(self, request: Message, limit_s: float, given_up: Callable[[], bool] = lambda: False) -> Message:
+        """A worker's reply; see tuner.workers.worker. Thread-safe.
+
+        Args:
+            given_up: whether nobody wants the reply any more.
+
+        Raises:
+            Died, Hung: the request ended a worker, or did not end.
+            DeviceLost: no worker can be started, or each ends at once.
+            ToolchainError: the worker's compiler or library is missing.
+        """
+        lane = self._free.get()
+        try:
+            return lane.ask(request, limit_s, given_up)
+        finally:
+            self._free.put(lane)
+
+    def why_invalid(self, problem: Problem, config: Config, seed: int, multiply_adds: int) -> str | None:
+        """As tuner.companions.why_invalid, by a worker.
+
+        Raises:
+            DeviceLost, ToolchainError: as `ask`.
+        """
+        job = Job(problem, 1e-5, seed).as_json()
+        request = {"do": "prove", "job": job, "config": str(config), "multiply_adds": multiply_adds}
+        try:
+            reply = self.ask(request, 60.0 + self.patience.for_candidate(self.facts, problem, config))
+        except (Died, Hung) as error:
+            return f"the process that ran it {error}"
+        if "lost" in reply or "memory" in reply:
+            return str(reply.get("lost") or reply["memory"])
+        reason: str | None = reply["why_invalid"]
+        return reason
+
+    def renew(self) -> None:
+        """Ends all workers; the next request starts new ones. Not while there is a request."""
+        for lane in self.lanes:
+            lane.drop()
+
+    def close(self) -> None:
+        """Ends all processes, at once."""
+        self._nursery.close()
+
+    def _scout(self) -> Device:
+        """What the device is. The worker that tells ends then: later ones are forked with the data that candidates need."""
+        try:
+            worker, device = self._start()
+            worker.end()
+        except (Died, Hung) as error:
+            raise DeviceLost(f"the process that was to open the device {error}") from error
+        return device
+
+    def _start(self) -> tuple[Worker, Device]:
+        with self._starting:
+            if not self._nursery.alive:
+                self._nursery = Nursery(self._module)
+                if self._job is not None:
+                    self._nursery.prepare(self._job, self.measures)
+            nursery = self._nursery
+        worker = nursery.fork(self._place)
+        reply = worker.reply(self.patience.start)
+        _check(reply)
+        return worker, Device.from_json(reply["device"])
+
+
+class Lane:
+    """A worker and those that take its place. Used by one thread at a time, but for `kill`."""
+
+    def __init__(self, start: Callable[[], tuple[Worker, Device]]) -> None:
+        self._start = start
+        self.worker: Worker | None = None
+        self._ends = 0
+
+    def ask(self, request: Message, limit_s: float, given_up: Callable[[], bool]) -> Message:
+        """As Workers.ask."""
+        again = True
+        while True:
+            try:
+                worker = self._ready()
+                reply = worker.ask(request, limit_s)
+            except Gone as error:
+                self._ended(error)
+                continue
+            except Died as error:
+                self.worker = None
+                if again and error.killed and not given_up():
+                    again = False  # by somebody outside, and not for what it did; if it was, it will be again
+                    continue
+                raise
+            except BaseException:
+                self.worker = None
+                raise
+            self._ends = 0
+            if "lost" in reply or "bug" in reply:
+                self.drop()
+            _check(reply)
+            return reply
+
+    def _ready(self) -> Worker:
+        while self.worker is None:
+            try:
+                self.worker, _ = self._start()
+            except ToolchainError as error:
+                raise DeviceLost(f"the device cannot be opened any more: {error}") from error
+            except (Died, Hung) as error:
+                self._ended(error)
+        return self.worker
+
+    def _ended(self, error: Exception) -> None:
+        self.worker = None
+        self._ends += 1
+        if self._ends >= ENDS:
+            raise DeviceLost(f"{self._ends} processes in a row that were to run kernels ended at once; the last {error}"
+                             ) from error
+
+    def kill(self) -> None:
+        """From any thread: what is being waited for ends."""
+        if (worker := self.worker) is not None:
+            worker.kill()
+
+    def drop(self) -> None:
+        """Ends the worker."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.end()
+
+
+class IsolatedJudge:
+    """The judge whose candidates run in workers. See tuner.evaluate.Judge.
+
+    A candidate that ends its worker, hangs or takes the GPU context with it is recorded as that, and the next one gets the next
+    worker. One whose worker was killed from outside is tried once more.
+    """
+
+    def __init__(self, workers: Workers, job: Job, report: Report | None) -> None:
+        self.best_us = math.inf
+        self._workers = workers
+        self._job = job
+        self._report = report
+        self._build = builder(workers)
+        self._stopped = threading.Event()
+        self._tally = Tally()
+
+    def compile(self, config: Config) -> Compiled:
+        """As Judge.compile: into the store, from which a worker takes it."""
+        source = render(self._job.problem, config)
+        try:
+            self._build(source)
+        except CompileError as error:
+            return Compiled(config, None, None, Record(config, Status.COMPILE_ERROR, str(error)))
+        return Compiled(config, None, source.plan, None)
+
+    def judge(self, compiled: Compiled) -> Record:
+        """As Judge.judge."""
+        if compiled.failure is not None:
+            return compiled.failure
+        config = compiled.config
+        best = self.best_us if math.isfinite(self.best_us) else None
+        record = self._record(Record(config, Status.OK), {"do": "judge", "config": str(config), "best_us": best})
+        if record.status is Status.OK and record.measured:
+            self.best_us = min(self.best_us, record.best_us)
+        return reported(record, self._report)
+
+    def validate(self, record: Record) -> Record:
+        """As Judge.validate."""
+        return self._record(record, {"do": "validate", "record": record.as_json()})
+
+    def time(self, config: Config, regime: Regime, samples: int, seconds: float) -> Timing:
+        """As Judge.time."""
+        limit = self._limit(config) + 2 * seconds
+        request = {"do": "time", "config": str(config), "regime": regime, "samples": samples, "seconds": seconds}
+        try:
+            reply = self._ask(request, limit)
+        except (Died, Hung) as error:
+            raise LaunchError(f"the process that timed it {error}") from error
+        for failed in ("failed", "lost", "memory"):
+            if failed in reply:
+                raise LaunchError(reply[failed])
+        timing = reply["timing"]
+        return Timing(**{**timing, "samples": tuple(timing["samples"])})
+
+    def drain(self) -> Tally:
+        """As Judge.drain."""
+        drained, self._tally = self._tally, Tally()
+        return drained
+
+    def renew(self) -> None:
+        """As Judge.renew: in processes that have run nothing yet."""
+        self._workers.renew()
+
+    def stop(self) -> None:
+        """As Judge.stop: kills the workers. This judge cannot be used any more."""
+        self._stopped.set()
+        for lane in self._workers.lanes:
+            lane.kill()
+
+    def _record(self, record: Record, request: Message) -> Record:
+        try:
+            reply = self._ask(request, self._limit(record.config))
+        except Hung as error:
+            return replace(record, status=Status.HANG, reason=f"{error}, and its process was killed")
+        except Died as error:
+            return replace(record, status=Status.CRASH, reason=f"its process {error}")
+        if "tally" in reply:
+            self._tally.add(Tally.from_json(reply["tally"]))
+        if "record" in reply:
+            return replace(Record.from_json(reply["record"]), config=record.config)  # one object, however many records name it
+        if "memory" in reply:
+            return replace(record, status=Status.OUT_OF_MEMORY, reason=reply["memory"])
+        return replace(record, status=Status.CRASH, reason=reply["lost"])
+
+    def _ask(self, request: Message, limit_s: float) -> Message:
+        if self._stopped.is_set():
+            raise DeviceLost("the run has ended")
+        return self._workers.ask({**request, "job": self._job.as_json()}, limit_s, self._stopped.is_set)
+
+    def _limit(self, config: Config) -> float:
+        return self._workers.patience.for_candidate(self._workers.facts, self._job.problem, config)
+
+
+def builder(workers: Workers) -> Build:
+    """What compiles sources for a device into the store, without touching it.
+
+    Raises:
+        ToolchainError: there is no compiler.
+    """
+    store = Store(workers.store)
+    if workers.name == "host":
+        from tuner.executors.host import HostExecutor
+
+        return HostExecutor(workers.limits, store).build
+    from tuner.toolchain import find_nvcc
+
+    nvcc, arch = find_nvcc(workers.limits.arch), workers.limits.arch
+    return lambda source: nvcc.compile(source.text, arch, store)
+
+
+def _check(reply: Message) -> None:
+    """Raises what a reply says that is not about a candidate."""
+    if "refused" in reply:
+        raise ToolchainError(reply["refused"])
+    if "bug" in reply:
+        raise RuntimeError(f"a process that runs kernels failed:\n{reply['bug']}")
+
