@@ -99,6 +99,7 @@ IN_LOOP = make_config(
     "gemm_mma", {"split": "loop", "tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "finish": "epilogue"})
 WHOLE = [make_config("gemm_mma", {**IN_LOOP.as_dict(), "arithmetic": arithmetic, "depth": depth, "finish": "second"})
          for arithmetic, depth in (("tf32x3", 32), ("tf32", 64), ("ffma", 16))]
+IN_FRAGMENTS = make_config("gemm_mma", {"split": "fragments", "tile": "64x64", "warps": "4x2", "finish": "epilogue"})
 
 
 @pytest.mark.parametrize("config", EVERY, ids=str)
@@ -108,7 +109,7 @@ def test_the_text_depends_on_the_row_count_in_no_way(config: Config) -> None:
     assert render(one, config).plan == render(many, config).plan
 
 
-@pytest.mark.parametrize("config", [*EVERY, IN_LOOP, *WHOLE], ids=str)
+@pytest.mark.parametrize("config", [*EVERY, IN_LOOP, IN_FRAGMENTS, *WHOLE], ids=str)
 def test_rendered_text_is_plain_tidy_cuda(config: Config) -> None:
     source = render(Problem(16, 8, 16), config)
     text = source.text
@@ -243,6 +244,7 @@ def golden() -> list[tuple[str, Config, Problem]]:
     found = [(f"{config.variant}-{config['reduction']}", config, SMALL) for config in EVERY]
     found.append(("gemm_mma-two_pass-loop-epilogue", IN_LOOP, SMALL))
     found += [(f"gemm_mma-two_pass-{config['arithmetic']}", config, SMALL) for config in WHOLE if config["arithmetic"] != "tf32"]
+    found.append(("gemm_mma-two_pass-fragments-epilogue", IN_FRAGMENTS, SMALL))
     for dtype, param_dtype in (("bfloat16", "bfloat16"), ("float16", "float32")):
         problem = Problem(16, 8, 16, dtype=dtype, param_dtype=param_dtype)
         found += [(f"{config.variant}-{config['reduction']}-{dtype}-{param_dtype}", config, problem)
