@@ -17,14 +17,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem
-from codegen.space import why_unfit
 from tuner.gate import sanitized
 from tuner.gate.checks import Check, Outcome
 from tuner.workers.messages import Job, Place
@@ -99,32 +98,26 @@ class Sanitizer:
             return [Check(NAME, Outcome.NOT_RUN, "it was not found on this machine; it comes with the CUDA toolkit")]
         if seconds < LEAST_SECONDS:
             return [Check(NAME, Outcome.NOT_RUN, "time was up")]
-        rows = self._rows(config)
         limit = min(seconds, MOST_SECONDS)
         deadline = time.monotonic() + limit
         checks: list[Check] = []
         with ExitStack() as stack:
-            runs = {tool: stack.enter_context(_started(self._command(program, tool, config, rows))) for tool in TOOLS}
+            runs = {tool: stack.enter_context(_started(self._command(program, tool, config))) for tool in TOOLS}
             for tool, run in runs.items():
                 status = run.wait(deadline)
                 if status is None:
                     checks.append(Check(tool, Outcome.NOT_RUN, f"it did not end within {limit:.0f} s"))
                     continue
-                checks.append(_verdict(tool, status, run.output(), rows))
+                checks.append(_verdict(tool, status, run.output()))
                 if checks[-1].outcome is Outcome.FAILED:
                     break
         return checks
 
-    def _rows(self, config: Config) -> list[int]:
-        """Those of ROWS at which the kernel may run; where it may at none, no more than the tuned count has."""
-        fit = [rows for rows in ROWS if why_unfit(replace(self._problem, rows=rows), config, self._limits) is None]
-        return fit or [min(self._problem.rows, ROWS[-1])]
-
-    def _command(self, program: str, tool: str, config: Config, rows: list[int]) -> list[str]:
+    def _command(self, program: str, tool: str, config: Config) -> list[str]:
         job = Job(self._problem, 1e-5, 0)
         place = Place("cuda", self._limits.arch, self._store, limits=self._limits)
         return [program, "--tool", tool, "--error-exitcode", str(FOUND), *TOOLS[tool], sys.executable, "-P", "-m", self._module,
-                str(config), ",".join(map(str, rows)), self._bus_id, json.dumps(job.as_json()), json.dumps(place.as_json())]
+                str(config), ",".join(map(str, ROWS)), self._bus_id, json.dumps(job.as_json()), json.dumps(place.as_json())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +162,12 @@ def _started(command: list[str]) -> Iterator[_Run]:
                 process.wait()
 
 
-def _verdict(tool: str, status: int, output: str, rows: list[int]) -> Check:
+def _verdict(tool: str, status: int, output: str) -> Check:
     hazards = re.search(r"RACECHECK SUMMARY: ([1-9]\d*) hazard", output)
     if status == FOUND or hazards:
         return Check(tool, Outcome.FAILED, _finding(output))
-    if status == 0 and sanitized.done(rows) in output:
-        return Check(tool, Outcome.PASSED, f"nothing found at {', '.join(map(str, rows))} rows")
+    if status == 0 and sanitized.done(ROWS) in output:
+        return Check(tool, Outcome.PASSED, f"nothing found at {', '.join(map(str, ROWS))} rows")
     said = [line for line in output.splitlines() if line.strip(" =")]
     return Check(tool, Outcome.NOT_RUN, f"it failed: {said[-1].strip(' =') if said else f'status {status}'}")
 
