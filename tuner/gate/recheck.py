@@ -28,6 +28,9 @@ NEAR = (-3, -2, -4, 3, -1)
 SMALL_ROWS = (33, 34, 35)
 """The first of these that is a new one is taken."""
 
+MANY_WEIGHTS = 1 << 22
+"""With more weights than this, making them anew takes longer than the small count teaches; hard data has few rows as well."""
+
 HARD_ROWS = 130
 
 GPU_ELEMENTS = 1 << 26
@@ -82,7 +85,8 @@ class Recheck:
         tuned = min(self._problem.rows, most)
         near = self._first_new([tuned, *(tuned + step for step in NEAR)] if tuned < self._problem.rows
                                else [tuned + step for step in NEAR], most)
-        small = self._first_new([rows for rows in SMALL_ROWS if rows != near], most)
+        few_weights = self._problem.hidden * self._problem.out <= MANY_WEIGHTS
+        small = self._first_new([rows for rows in SMALL_ROWS if few_weights and rows != near], most)
         return tuple(rows for rows in (near, small) if rows is not None) or (tuned,)
 
     def _first_new(self, counts: list[int], most: int) -> int | None:
