@@ -47,13 +47,14 @@ def _needs(problem: Problem) -> tuple[bool, bool, bool]:
 def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
     """Whether gemm_prepare reads dy, and whether w: for planes, for scales, and dy for db."""
     dn, g, db = _needs(problem)
-    dy = (tiles.splits_first and tiles.holds_dy) or (tiles.scaled and (dn or g)) or (db and not _multiplies_db(problem))
+    dy = (tiles.splits_first and tiles.holds_dy) or (tiles.scaled and (dn or g) and not tiles.raw_dy) or (
+        db and not _sums_dy(problem, tiles))
     return dy, dn and (tiles.scaled or (tiles.splits_first and problem.param_dtype == "float32"))
 
 
-def _multiplies_db(problem: Problem) -> bool:
-    """Whether db comes from products of dy with ones, beside those of G: the tensor cores read 16-bit dy as it is."""
-    return problem.dtype != "float32" and _needs(problem)[1]
+def _sums_dy(problem: Problem, tiles: Tiles) -> bool:
+    """Whether db comes from the dy that the products of G read as it is: 16-bit values are multiplied with ones, others added."""
+    return (problem.dtype != "float32" or tiles.raw_dy) and _needs(problem)[1]
 
 
 def _finishes_rows(problem: Problem, params: Params) -> bool:
@@ -91,17 +92,18 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
         buffers.append(Buffer("xhat_planes", tiles.padded_rows * (tiles.planes * tiles.hidden_pitch), plane))
     if tiles.scaled:
         if dn:
-            buffers += [Buffer("dy_row_scales", tiles.padded_rows * tiles.dy_tiles_o),
-                        Buffer("w_scales", const(tiles.dy_tiles_o * tiles.hidden_pitch))]
-        if g:
+            if not tiles.raw_dy:
+                buffers.append(Buffer("dy_row_scales", tiles.padded_rows * tiles.dy_tiles_o))
+            buffers.append(Buffer("w_scales", const(tiles.dy_tiles_o * tiles.hidden_pitch)))
+        if g and not tiles.raw_dy:
             buffers.append(Buffer("dy_column_scales", tiles.row_parts * tiles.out_pitch))
-        if tiles.splits_first:
+        if tiles.splits_first and not tiles.raw_dy:
             wanted = {"dy_row_planes": dn, "dy_column_planes": g}
             buffers += [Buffer(name, dy_planes, plane) for name, needed in wanted.items() if needed]
     elif tiles.splits_first and tiles.holds_dy and (dn or g):
         buffers.append(Buffer("dy_planes", dy_planes, plane))
     if db:
-        db_parts = parts if _multiplies_db(problem) else tiles.row_parts
+        db_parts = parts if _sums_dy(problem, tiles) else tiles.row_parts
         buffers.append(Buffer("db_parts", db_parts * tiles.out_pitch))
     if "dw" in sums:
         buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))
@@ -158,8 +160,24 @@ def _wrong_stages(problem: Problem, params: Params, limits: Limits) -> str | Non
 
 
 def _nothing_to_split(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["split"] == "fragments" and problem.dtype != "float32":
+        return f"{problem.dtype} data is multiplied as it is, with nothing to take apart in the fragments; take split=first"
     if params["arithmetic"] in WHOLE and params["split"] != "loop":
         return f"arithmetic={params['arithmetic']} reads x, dy and w as they are and makes no planes first; take split=loop"
+    return None
+
+
+def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """What split=fragments is built for: a tile of depth is all that shares a scale, and a thread's copies of dy lie in order."""
+    if params["split"] != "fragments":
+        return None
+    if params["depth"] != 64 or number(params, "promote") not in (0, 64):
+        return "split=fragments scales 64 of depth at once; take depth=64 and promote=64"
+    if params["stages"] == 4:
+        return "split=fragments waits for the next tile of depth alone; take stages=3, or stages=2 and more blocks"
+    (block_m, _), (warps_m, warps_n) = sizes_of(params, "tile"), sizes_of(params, "warps")
+    if 32 * warps_m * warps_n < 2 * block_m:
+        return f"{32 * warps_m * warps_n} threads are too few to copy dy for tile={params['tile']} in order; take more warps"
     return None
 
 
@@ -280,6 +298,8 @@ def _wasteful_tile(problem: Problem, params: Params) -> str | None:
         return f"tile={params['tile']} is mostly padding; take a smaller one"
     if params["tile"] == "64x128" and params["split"] == "first":
         return "split=first has the registers for tile=128x128, which reads its operands less often than tile=64x128"
+    if params["split"] == "fragments" and params["warps"] == "2x4":
+        return "each of the warps that share rows takes dy apart: warps=4x2 does it half as often as warps=2x4"
     many = (problem.rows + problem.out) * problem.hidden > _ENOUGH_TILES * 128 * 128
     if many and block_m * block_n <= 64 * 64 and problem.hidden > block_n:
         return f"tile={params['tile']} reads its operands more often than larger tiles, of which there are enough"
@@ -288,8 +308,9 @@ def _wasteful_tile(problem: Problem, params: Params) -> str | None:
 
 def _wasteful_order(problem: Problem, params: Params) -> str | None:
     tiles, parts, group = Tiles.of(problem, params), number(params, "parts"), number(params, "group")
-    if tiles.holds_dy and not tiles.splits_first and tiles.tiles_h > _SPLIT_AGAIN:
-        return f"split=loop takes dy apart anew for each of {tiles.tiles_h} columns of tiles; split=first does it once"
+    if (tiles.raw_dy or (tiles.holds_dy and not tiles.splits_first)) and tiles.tiles_h > _SPLIT_AGAIN:
+        return (f"split={params['split']} takes dy apart anew for each of {tiles.tiles_h} columns of tiles; "
+                "split=first does it once")
     if parts > 1 and -(-problem.rows // tiles.part) < parts:
         return f"{problem.rows} rows make fewer than {parts} parts of {tiles.part}"
     if (parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES
@@ -328,8 +349,9 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="gemm_mma",
     summary="gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.",
-    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16", "tf32x3", "tf32", "ffma"), "split": ("first", "loop"),
-             "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"), "warps": ("2x4", "2x2", "4x2"),
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16", "tf32x3", "tf32", "ffma"),
+             "split": ("first", "loop", "fragments"), "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"),
+             "warps": ("2x4", "2x2", "4x2"),
              "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4),
              "reduction": ("two_pass", "atomic", "direct"), "parts": _PARTS, "finish": ("second", "epilogue"), "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 64, "depth": 64,
@@ -339,6 +361,7 @@ VARIANT = Variant(
              Clash(("tile", "finish"), _beyond_tile),
              Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages),
              Clash(("arithmetic", "split"), _nothing_to_split), Clash(("arithmetic", "depth"), _wrong_depth),
+             Clash(("split", "tile", "warps", "promote", "depth", "stages"), _wrong_fragments),
              Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), _mismatched),
              Clash(("arithmetic", "split", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),

@@ -42,6 +42,7 @@ class Tiles:
         promote: depth between promotions to ordinary float sums; 0: never.
         part: rows, and columns of dy, that share scales and a partial sum of db.
         splits_first: whether gemm_prepare takes values apart, not the products themselves.
+        raw_dy: but not those of dy, which are copied as they are and taken apart in the fragments.
         holds_dy: whether dy passes registers on its way into the products, as x does; else it is copied.
         finishes: whether a tile of dn becomes one of dx at once.
         hidden, out: sizes of the problem.
@@ -58,6 +59,7 @@ class Tiles:
     promote: int
     part: int
     splits_first: bool
+    raw_dy: bool
     holds_dy: bool
     finishes: bool
     hidden: int
@@ -69,12 +71,14 @@ class Tiles:
         block_m, block_n = sizes_of(params, "tile")
         warps_m, warps_n = sizes_of(params, "warps")
         arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
-        splits_first = params["split"] == "first"
-        part = max(promote, 64 if splits_first and problem.hidden > NARROW else 128) if promote else PART
+        splits_first, raw_dy = params["split"] != "loop", params["split"] == "fragments"
+        least = 64 if raw_dy or (splits_first and problem.hidden > NARROW) else 128
+        part = max(promote, least) if promote else PART
         return cls(
             block_m, block_n, number(params, "depth"), warps_m, warps_n, number(params, "stages"), arithmetic,
             scaled=problem.dtype == "float32" and arithmetic.startswith("fp16"), promote=promote, part=part,
-            splits_first=splits_first, holds_dy=problem.dtype == "float32" and arithmetic not in WHOLE,
+            splits_first=splits_first, raw_dy=raw_dy,
+            holds_dy=problem.dtype == "float32" and arithmetic not in WHOLE and not raw_dy,
             finishes=params["finish"] == "epilogue", hidden=problem.hidden, out=problem.out)
 
     @property
@@ -168,10 +172,24 @@ class Tiles:
     @property
     def shared_bytes(self) -> int:
         """Of a block of gemm_mma: the stages and scales, or what the epilogues of G and of dn need."""
-        stages = self.stages * value_bytes(self.arithmetic) * (self.block_m + self.block_n) * self.block_k
+        stages = self.stages * (value_bytes(self.arithmetic) * self.block_n + self.dy_bytes * self.block_m) * self.block_k
         scales = 4 * self.scales_slots * (self.block_m + self.block_n) if self.scaled else 0
         dn = 4 * self.block_m * (self.block_n + 8) if self.finishes else 0
-        return max(stages + scales, 4 * (self.block_m + 2 * self.warps_m * self.block_n), dn)
+        return max(stages + scales + self.maxima_bytes, 4 * (self.block_m + 2 * self.warps_m * self.block_n), dn)
+
+    @property
+    def dy_bytes(self) -> int:
+        """Bytes of shared memory that a value of dy takes."""
+        return 4 if self.raw_dy else value_bytes(self.arithmetic)
+
+    @property
+    def maxima_bytes(self) -> int:
+        """Of a block of gemm_mma: what its threads find of the rows, or columns, of the tile of dy that is multiplied and of the
+        next one. A row's maxima of four neighbours, or maxima of the columns of each row of threads, with room between."""
+        if not (self.raw_dy and self.scaled):
+            return 0
+        thread_rows = self.threads // (self.block_m // 4)
+        return 2 * 4 * max(self.block_m * self.block_k // 4, thread_rows * (self.block_m + 8))
 
     @property
     def prepare_shared_bytes(self) -> int:
@@ -205,7 +223,9 @@ class Tiles:
         sums = warp_m * warp_n // 32
         fragments = self.planes * (warp_m // 16 * 4 + warp_n // 8 * 2)
         loop = sums * (2 if self.promote else 1) + fragments + 48
-        if self.whole:
+        if self.raw_dy:
+            loop += warp_m // 4 + 16  # scales, and what is found beside the products
+        elif self.whole:
             values = warp_m // 16 * 4 + warp_n // 8 * (4 if self.arithmetic == "ffma" else 2)
             loop = sums * (2 if self.promote else 1) + 2 * values + 12 * (self.planes - 1) + self.held_registers + 50
         elif not self.splits_first:

@@ -175,7 +175,11 @@ def nearest_runnable(problem: Problem, config: Config, limits: Limits, kept: Ite
         limits: the GPU.
         kept: parameters that stay as they are.
     """
-    return next((other for other in _outwards(config, set(kept)) if why_refused(problem, other, limits) is None), None)
+    stay, params = set(kept), config.as_dict()
+    for clash in variant_of(config.variant).clashes:
+        if stay.issuperset(clash.names) and clash.refuses(problem, {name: params[name] for name in clash.names}, limits):
+            return None  # no change of the others mends it
+    return next((other for other in _outwards(config, stay) if why_refused(problem, other, limits) is None), None)
 
 
 def _outwards(config: Config, kept: set[str]) -> Iterator[Config]:
@@ -189,4 +193,5 @@ def _outwards(config: Config, kept: set[str]) -> Iterator[Config]:
     for count in range(REACH + 1):
         for names in combinations(changes, count):
             for values in product(*(changes[name] for name in names)):
-                yield make_config(config.variant, {**config.as_dict(), **dict(zip(names, values, strict=True))})
+                changed = dict(zip(names, values, strict=True))
+                yield Config(config.variant, tuple((name, changed.get(name, value)) for name, value in config.params))

@@ -97,6 +97,9 @@ SMALL = Problem(16, 8, 16)
 EVERY = every_reduction(SMALL, LIMITS)
 IN_LOOP = make_config(
     "gemm_mma", {"split": "loop", "tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "finish": "epilogue"})
+WHOLE = [make_config("gemm_mma", {**IN_LOOP.as_dict(), "arithmetic": arithmetic, "depth": depth, "finish": "second"})
+         for arithmetic, depth in (("tf32x3", 32), ("tf32", 64), ("ffma", 16))]
+IN_FRAGMENTS = make_config("gemm_mma", {"split": "fragments", "tile": "64x64", "warps": "4x2", "finish": "epilogue"})
 
 
 @pytest.mark.parametrize("config", EVERY, ids=str)
@@ -106,7 +109,7 @@ def test_the_text_depends_on_the_row_count_in_no_way(config: Config) -> None:
     assert render(one, config).plan == render(many, config).plan
 
 
-@pytest.mark.parametrize("config", [*EVERY, IN_LOOP], ids=str)
+@pytest.mark.parametrize("config", [*EVERY, IN_LOOP, IN_FRAGMENTS, *WHOLE], ids=str)
 def test_rendered_text_is_plain_tidy_cuda(config: Config) -> None:
     source = render(Problem(16, 8, 16), config)
     text = source.text
@@ -220,6 +223,19 @@ def test_the_command_line_takes_data_types_and_a_class(capsys: pytest.CaptureFix
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("rows", "parts", "promote", "exact"), [
+    (4096 * 64, 1, 64, True), (4096 * 64 + 1, 1, 64, False), (4096 * 64 + 1, 2, 64, True),
+    (1 << 25, 64, 64, False), (1 << 25, 128, 64, True)])
+def test_gemm_mma_adds_no_long_chains(rows: int, parts: int, promote: int, exact: bool) -> None:
+    config = make_config("gemm_mma", {"parts": parts, "reduction": "direct" if parts == 1 else "two_pass", "promote": promote})
+    reason = why_inexact(Problem(rows, 64, 64), config)
+    assert reason is None if exact else reason is not None and "in one float32 chain" in reason
+
+
+def test_many_rows_have_configs_of_gemm_mma() -> None:
+    assert valid_configs(Problem(1 << 25, 64, 64), LIMITS, ["gemm_mma"])
+
+
 # --- golden sources -----------------------------------------------------------------------------------------------
 
 
@@ -227,6 +243,8 @@ def golden() -> list[tuple[str, Config, Problem]]:
     """File name, config and problem: every reduction in float32, and one of each variant in 16 bits."""
     found = [(f"{config.variant}-{config['reduction']}", config, SMALL) for config in EVERY]
     found.append(("gemm_mma-two_pass-loop-epilogue", IN_LOOP, SMALL))
+    found += [(f"gemm_mma-two_pass-{config['arithmetic']}", config, SMALL) for config in WHOLE if config["arithmetic"] != "tf32"]
+    found.append(("gemm_mma-two_pass-fragments-epilogue", IN_FRAGMENTS, SMALL))
     for dtype, param_dtype in (("bfloat16", "bfloat16"), ("float16", "float32")):
         problem = Problem(16, 8, 16, dtype=dtype, param_dtype=param_dtype)
         found += [(f"{config.variant}-{config['reduction']}-{dtype}-{param_dtype}", config, problem)

@@ -17,6 +17,7 @@ from codegen.render import render
 from codegen.space import parse_config
 from tests.test_store import cut, empty, noise
 from tuner.compare import bound_fault
+from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
 from tuner.inputs import random_inputs
 from tuner.store import Store
@@ -98,6 +99,13 @@ def test_a_header_damaged_under_an_open_executor_spoils_no_kernel(filled: Path, 
                             config=f"row_thread:threads={threads}")
     assert bound_fault(data, result) is None
     assert {name: content for name, content in files(filled).items() if name in before} == before
+
+
+def test_executors_on_two_stores_in_one_process(filled: Path, host_executor: Executor) -> None:
+    data = random_inputs(6, 8, 5)
+    for executor in (host_executor, HostExecutor(target("sm_90"), Store(filled)), host_executor):
+        result = tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, executor=executor, config="row_thread:threads=32")
+        assert bound_fault(data, result) is None
 
 
 @pytest.mark.parametrize("damage", [cut, empty, noise])

@@ -10,15 +10,12 @@ import pytest
 from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import render
-from codegen.space import make_config
-from codegen.variants import VARIANTS
-from tests.variant_cases import OTHER_WAYS, SMALL_SHAPE, config_of, is_emulated
+from tests.variant_cases import EACH, SMALL_SHAPE, is_emulated
 from tuner.toolchain import find_nvcc
 
 WITH_PRODUCTS = [
-    make_config(variant, {**config_of(variant, "two_pass").as_dict(), **values})
-    for variant in VARIANTS if is_emulated(variant)
-    for values in ({}, *(way for way in OTHER_WAYS.get(variant, ()) if way.get("finish") != "epilogue"))]
+    config for config in EACH
+    if is_emulated(config.variant) and config["reduction"] == "two_pass" and config.as_dict().get("finish") != "epilogue"]
 
 
 def products(config: Config, wants: str, folder: Path) -> int:

@@ -41,7 +41,8 @@ SMALL: dict[str, dict[str, Value]] = {
     "gemm_mma": {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "parts": 2, "group": 4},
 }
 
-OTHER_WAYS: dict[str, list[dict[str, Value]]] = {"gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}]}
+OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
+    "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}]}
 """Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""
 
 KEPT = ("reduction", "arithmetic", "split")
@@ -125,18 +126,24 @@ def other_way(config: Config) -> list[str]:
     return [str(config[name]) for name in names if config[name] != VARIANTS[config.variant].defaults[name]]
 
 
-def in_other_ways(config: Config) -> list[Config]:
-    """The config, and where its reduction is that of the variant's defaults also in the other ways there are."""
+def in_other_ways(config: Config, dtype: str = "float32") -> list[Config]:
+    """The config, and where its reduction is that of the variant's defaults also in the other ways there are for it."""
     ways = OTHER_WAYS.get(config.variant, []) if config["reduction"] == VARIANTS[config.variant].defaults["reduction"] else []
-    others = (make_config(config.variant, {**config.as_dict(), **values}) for values in ways)
-    return list(dict.fromkeys([config, *others]))
+    others = (in_way(config, values, dtype) for values in ways)
+    return list(dict.fromkeys([config, *(other for other in others if other is not None)]))
+
+
+def in_way(config: Config, values: dict[str, Value], dtype: str = "float32") -> Config | None:
+    """The config with these values, and otherwise as near to it as goes together with them; None: none does."""
+    problem = Problem.of(SMALL_SHAPE, dtype=dtype, accuracy=coarsest(dtype))
+    return nearest_runnable(problem, make_config(config.variant, {**config.as_dict(), **values}), LIMITS, (*KEPT, *values))
 
 
 EACH = [config for name in VARIANTS for pair in pairs(name) for config in in_other_ways(config_of(name, *pair))]
 EVERY = [config for name in VARIANTS for triple in triples(name, "float32") for config in in_other_ways(config_of(name, *triple))]
 TYPED = [(config, dtype, param_dtype) for dtype, param_dtype in cases.DATA_TYPES[1:]
          for name in VARIANTS for triple in triples(name, dtype)
-         for config in in_other_ways(config_of(name, *triple, dtype))
+         for config in in_other_ways(config_of(name, *triple, dtype), dtype)
          if fitted(config, SMALL_SHAPE, dtype, param_dtype) is not None]
 
 each_config = pytest.mark.parametrize("config", EACH, ids=label)

@@ -46,6 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.bench import cli as bench
 
         return bench.main(given[1:])
+    if given[:1] == ["--replay"]:
+        from tuner.replay import cli as replay
+
+        return replay.main(given)
+    if given[:1] == ["record"]:
+        from tuner.replay import record_cli as record
+
+        return record.main(given[1:])
     if given[:1] == ["wisdom"]:
         from tuner.wisdom import cli as wisdom
 
@@ -73,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="tuner", description="Finds the fastest valid CUDA kernel for the backward pass of y = Linear(LayerNorm(x)).",
         epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU. "
+               "tuner record [--help]: times a whole space into a file. tuner --replay FILE [--help]: a run on such a file. "
                "tuner wisdom [--help]: lists, exports, imports and forgets what earlier runs found.",
         allow_abbrev=False)
     parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")

@@ -2,7 +2,7 @@
 
 A prediction is the sum over a plan's steps, in microseconds. A launch takes
 
-    launch + longest + OVERLAP * others,    the longest and the others of latency, issue, matrix, shared, l2, memory, atomics
+    launch + longest + overlap * others,    the longest and the others of latency, issue, matrix, shared, l2, memory, atomics
 
 launch   an empty kernel replayed from a graph; a fill takes one for each of its tensors. Limits.launch_us.
 latency  a block's serial chain, times the rounds in which the blocks of one SM follow each other. Latencies: tuner/work/base.py.
@@ -16,6 +16,8 @@ l2       bytes between all SMs and L2, re-reads of w and partial sums among them
 memory   bytes of the tensors and the workspace that L2 cannot keep between calls. Limits.copy_tbps, Limits.l2_bytes.
 atomics  additions of all blocks, and those that meet at one address in turn. ATOMICS_PER_CYCLE, ATOMIC_TURN.
 
+Each term is multiplied by a weight (WEIGHTS), which tuner/replay/fit.py fits to measured times.
+
 It ranks configs; it is no measurement, and whoever shows its numbers calls them predicted.
 """
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from codegen.config import Config
 from codegen.limits import Limits, matrix_rate
@@ -46,9 +48,27 @@ ATOMICS_PER_CYCLE = 64.0
 ATOMIC_TURN = 2.0
 """Cycles between additions to one address that come from different SMs. An assumption."""
 
-OVERLAP = 0.1
-"""The part of the shorter terms that the longest does not hide. An assumption; it decides between configs whose longest terms are
-equal."""
+TERMS = ("latency", "issue", "matrix", "shared", "l2", "memory", "atomics")
+"""What may limit a launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """By what the terms of every launch are multiplied, and how they add up.
+
+    Attributes:
+        terms: a factor for each of TERMS, in their order.
+        overlap: the part of the shorter terms that the longest does not hide.
+        kernels: a factor for all terms of a kernel; one that is not there has 1.
+    """
+
+    terms: tuple[float, ...] = (1.0,) * len(TERMS)
+    overlap: float = 0.1
+    kernels: Mapping[str, float] = field(default_factory=dict)
+
+
+WEIGHTS = Weights()
+"""Those of predictions. The overlap is an assumption, which decides between configs whose longest terms are equal."""
 
 PLAUSIBLE = 0.5
 """A measured time below this share of the physical minimum is a fault of the measurement: room for rates that are a little
@@ -64,12 +84,14 @@ class StepCost:
         time_us: microseconds, the launch included.
         limited_by: the term that decides: launch, latency, issue, matrix, shared, l2, memory or atomics.
         blocks_per_sm: resident blocks; 0 for fills.
+        terms: microseconds of each of TERMS, before they are weighted; none for fills.
     """
 
     name: str
     time_us: float
     limited_by: str
     blocks_per_sm: int = 0
+    terms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +197,17 @@ def _launch(step: Launch, blocks: int, done: Work, registers: int, memory_bytes:
     warps = -(-step.block // 32)
     cycle_us = 1e-3 / limits.clock_ghz
     schedulers = min(4, warps * min(resident, busiest))
-    terms = {
-        "latency": -(-busiest // resident) * done.chain * cycle_us,
-        "issue": busiest * done.instructions / schedulers * cycle_us,
-        "matrix": busiest * done.matrix / (blocks * matrix_rate(limits.arch) * schedulers / 4) * cycle_us,
-        "shared": busiest * done.wavefronts * cycle_us,
-        "l2": done.l2_bytes / (L2_TBPS * 1e6),
-        "memory": memory_bytes / (limits.copy_tbps * 1e6),
-        "atomics": max(done.atomics / ATOMICS_PER_CYCLE, done.meetings * ATOMIC_TURN) * cycle_us,
-    }
-    name, longest = max(terms.items(), key=lambda term: term[1])
-    hidden = sum(terms.values()) - longest
-    return StepCost(step.kernel, limits.launch_us + longest + OVERLAP * hidden, name, resident)
+    terms = (
+        -(-busiest // resident) * done.chain * cycle_us,
+        busiest * done.instructions / schedulers * cycle_us,
+        busiest * done.matrix / (blocks * matrix_rate(limits.arch) * schedulers / 4) * cycle_us,
+        busiest * done.wavefronts * cycle_us,
+        done.l2_bytes / (L2_TBPS * 1e6),
+        memory_bytes / (limits.copy_tbps * 1e6),
+        max(done.atomics / ATOMICS_PER_CYCLE, done.meetings * ATOMIC_TURN) * cycle_us,
+    )
+    of_kernel = WEIGHTS.kernels.get(step.kernel, 1.0)
+    weighted = [of_kernel * weight * term for weight, term in zip(WEIGHTS.terms, terms, strict=True)]
+    longest = max(weighted)
+    time_us = limits.launch_us + longest + WEIGHTS.overlap * (sum(weighted) - longest)
+    return StepCost(step.kernel, time_us, TERMS[weighted.index(longest)], resident, terms)

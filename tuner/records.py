@@ -221,6 +221,11 @@ class Journal:
 
 
 def write_text(path: Path, text: str) -> None:
+    """As write_bytes, in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all: under a temporary name beside it, then renamed.
 
     Raises:
@@ -230,8 +235,8 @@ def write_text(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:

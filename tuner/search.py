@@ -1,187 +1,203 @@
-"""The search through spaces too large to try whole: one Optuna study per variant family, and a budget that moves to the best.
+"""The search through spaces too large to try whole: an Optuna study whose sampler asks a model of the times (tuner/surrogate.py).
 
-Each family has a study of its own, since TPE models the joint space of parameters that occur in every trial, and two
-variants share none. Parameters are categorical. A combination that is not valid is told PRUNED with its constraint violated,
-so that the sampler learns from it, and the nearest valid one is tried in its place: valid combinations are a few per cent of
-all, and on predicted times of several shapes this came closer to the optimum than asking again. One that was tried before is told
-what came of it, and the nearest that was not is tried.
+The sampler proposes only what can run and was not tried. It begins with what somebody names, each variant's default and best
+predicted config and, now and then, a random one, which no opinion of the cost model keeps away; the rest is the model's choice.
+All that is known lies in the study: a trial is a config, its value is the time, and one that was rejected is pruned.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import Trial, TrialState, create_trial
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
 
-from codegen.config import Config, Value
+from codegen.config import Config
 from codegen.space import make_config, variant_of
-from tuner.candidates import Space
-from tuner.strategy import Pool
+from tuner.candidates import Neighbourhood, nearest
+from tuner.surrogate import Surrogate
 
-STARTS = 16
-"""Trials of a family before its sampler is asked: its default, the best predicted, and random ones."""
+EARLY, ONE_IN = 32, 4
+"""Of the first so many trials, one in so many is random."""
 
-PREDICTED_STARTS = 5
+MOST, RECENTRED = 6144, 48
+"""Configs the model chooses among at a time. Where there are more, it is given others after every so many trials: what lies round
+the best ones, what is predicted to be fastest, and random ones."""
 
-_VALID = "valid"
-"""The constraint that a trial violates when its config cannot run, or ran and was rejected."""
+CENTRES, REACH = 4, 2
+"""What lies round the best: what differs from one of so many in so many parameters at most."""
 
-
-class Family:
-    """The trials of one variant.
-
-    Args:
-        variant: its name.
-        space: all candidates.
-        pool: those not tried yet.
-        predicted: the variant's valid configs, fastest predicted first.
-        seed: of the sampler and the random starts.
-        on_refused: called for each config the sampler proposed that is not valid, with the reason.
-    """
-
-    def __init__(self, variant: str, space: Space, pool: Pool, predicted: Sequence[Config], seed: int,
-                 on_refused: Callable[[Config, str], None]) -> None:
-        self.variant = variant
-        self._space = space
-        self._pool = pool
-        self._on_refused = on_refused
-        self._starts = self._first(predicted, random.Random(seed))
-        self._choices = variant_of(variant).choices
-        self._trials: dict[Config, Trial] = {}
-        self._told: dict[Config, float | None] = {}
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=1))
-
-    def _first(self, predicted: Sequence[Config], rng: random.Random) -> list[Config]:
-        default = self._pool.nearest(make_config(self.variant))
-        if default is None or not predicted:
-            return []
-        chosen = dict.fromkeys((default, *predicted[:PREDICTED_STARTS]))
-        others = [config for config in predicted[PREDICTED_STARTS:] if config != default]
-        return [*chosen, *rng.sample(others, min(len(others), STARTS - len(chosen)))]
-
-    @property
-    def best_us(self) -> float:
-        """The time of its fastest config so far; infinite before there is one."""
-        return self._pool.best_us(self.variant)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every valid config of the variant was given out."""
-        return not self._pool.left(self.variant)
-
-    def ask(self) -> Config | None:
-        """The next config; None where all were given out."""
-        while self._starts:
-            config = self._starts.pop(0)
-            if self._pool.take(config):
-                return config
-        if self.exhausted:
-            return None
-        trial = self._study.ask()
-        chosen = {name: trial.suggest_categorical(name, options) for name, options in self._choices.items()}
-        proposed = make_config(self.variant, {name: str(value) for name, value in chosen.items()})
-        if self._pool.take(proposed):
-            self._trials[proposed] = trial
-            return proposed
-        if reason := self._space.why_not(proposed):
-            self._reject(trial)
-            self._on_refused(proposed, reason)
-        elif proposed in self._told:
-            self._finish(trial, self._told[proposed])
-        else:
-            self._study.tell(trial, state=TrialState.FAIL)  # still open: nothing is known of it, so nothing is learned
-        instead = self._pool.nearest(proposed)
-        assert instead is not None
-        self._pool.take(instead)
-        return instead
-
-    def tell(self, config: Config, time_us: float | None) -> None:
-        """The time of a config, or None where it was rejected."""
-        self._told[config] = time_us
-        trial = self._trials.pop(config, None)
-        if trial is None:
-            self._add(config, time_us)
-        else:
-            self._finish(trial, time_us)
-
-    def _finish(self, trial: Trial, time_us: float | None) -> None:
-        if time_us is None:
-            self._reject(trial)
-        else:
-            self._study.tell(trial, time_us)
-
-    def _reject(self, trial: Trial) -> None:
-        trial.set_constraint(_VALID, 1.0)
-        self._study.tell(trial, state=TrialState.PRUNED)
-
-    def _add(self, config: Config, time_us: float | None) -> None:
-        """A trial that the sampler did not propose."""
-        params: dict[str, Value] = config.as_dict()
-        distributions: dict[str, BaseDistribution] = {
-            name: CategoricalDistribution(options) for name, options in self._choices.items()}
-        self._study.add_trial(create_trial(
-            state=TrialState.PRUNED if time_us is None else TrialState.COMPLETE, value=time_us, params=params,
-            distributions=distributions, constraints={_VALID: 1.0} if time_us is None else None))
+_VARIANT = "variant"
 
 
-class Families:
-    """A strategy that tries every family, and after each round goes on with the better half of them.
+class Guided:
+    """A strategy: the study, the sampler, and the trials that are open.
 
     Args:
-        space: all candidates.
-        pool: those not tried yet.
-        predicted: the valid configs, fastest predicted first.
+        candidates: all configs that may be tried.
+        predicted: microseconds by the cost model, of some or all of them.
         budget: the largest number of configs to give out.
         seed: of everything random.
-        on_refused: as in Family.
+        first: configs to begin with, those that are candidates.
     """
 
-    def __init__(self, space: Space, pool: Pool, predicted: Sequence[Config], budget: int, seed: int,
-                 on_refused: Callable[[Config, str], None]) -> None:
-        self._pool = pool
-        self._budget = budget
-        self._families = [
-            Family(name, space, pool, [config for config in predicted if config.variant == name], seed + number, on_refused)
-            for number, name in enumerate(space.variants)]
-        self._width = len(self._families)
-        self._quota: dict[Family, int] = {}
-        self._open = 0
-        self._begin_round()
+    def __init__(self, candidates: Sequence[Config], predicted: Mapping[Config, float], budget: int, seed: int,
+                 first: Sequence[Config] = ()) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._left = min(budget, len(candidates))
+        self._sampler = ModelSampler(candidates, predicted, seed, first)
+        self._study = optuna.create_study(sampler=self._sampler)
+        self._open: dict[Config, Trial] = {}
 
     def ask(self, count: int) -> list[Config]:
         """As Strategy.ask."""
-        chosen: list[Config] = []
-        while len(chosen) < count:
-            ready = [family for family, quota in self._quota.items() if quota > 0 and not family.exhausted]
-            if not ready:
-                if self._open or chosen or self._budget == 0 or all(family.exhausted for family in self._families):
-                    break
-                self._width = -(-self._width // 2)
-                self._begin_round()
-                continue
-            for family in ready[:count - len(chosen)]:
-                config = family.ask()
-                if config is not None:
-                    self._quota[family] -= 1
-                    self._budget -= 1
-                    chosen.append(config)
-        self._open += len(chosen)
+        chosen = [self._next() for _ in range(min(count, self._left))]
+        self._left -= len(chosen)
         return chosen
+
+    def _next(self) -> Config:
+        trial = self._study.ask()
+        variant = str(trial.suggest_categorical(_VARIANT, self._sampler.variants))
+        values: dict[str, Any] = {name: trial.suggest_categorical(f"{variant}.{name}", options)
+                                  for name, options in variant_of(variant).choices.items()}
+        config = Config(variant, tuple(values.items()))
+        self._open[config] = trial
+        return config
 
     def tell(self, config: Config, time_us: float | None) -> None:
         """As Strategy.tell."""
-        self._open -= 1
-        self._pool.tell(config, time_us)
-        next(family for family in self._families if family.variant == config.variant).tell(config, time_us)
+        trial = self._open.pop(config)
+        if time_us is None:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, time_us)
 
-    def _begin_round(self) -> None:
-        """Shares a round's part of the budget among the best families that have something left to try."""
-        rounds = (self._width - 1).bit_length() + 1
-        ready = sorted((family for family in self._families if not family.exhausted), key=lambda family: family.best_us)
-        chosen = ready[:self._width]
-        share = self._budget // rounds
-        self._quota = {family: share // len(chosen) + (number < share % len(chosen)) for number, family in enumerate(chosen)}
+
+class ModelSampler(BaseSampler):
+    """Proposes whole configs. It learns from the study's trials alone, whoever ran them.
+
+    Args: as Guided.
+
+    Attributes:
+        variants: those of the candidates.
+    """
+
+    def __init__(self, candidates: Sequence[Config], predicted: Mapping[Config, float], seed: int,
+                 first: Sequence[Config]) -> None:
+        self.variants = tuple(dict.fromkeys(config.variant for config in candidates))
+        self._candidates = candidates
+        self._predicted = predicted
+        self._seed = seed
+        self._all = set(candidates)
+        self._starts = [config for config in dict.fromkeys((*first, *self._own_starts())) if config in self._all]
+        self._tried: dict[Config, None] = {}  # in order
+        self._told: dict[Config, float | None] = {}
+        self._finished: set[int] = set()
+        self._neighbours = by_variant(candidates) if len(candidates) > MOST else {}
+        self._model = self._fresh_model()
+
+    def _own_starts(self) -> list[Config]:
+        starts: list[Config] = []
+        for variant in self.variants:
+            own = [config for config in self._candidates if config.variant == variant]
+            default = nearest(make_config(variant), own)
+            fastest = min(own, key=lambda config: self._predicted.get(config, float("inf")))
+            starts += [config for config in (default, fastest) if config is not None]
+        return starts
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The parameters of the config that is proposed for this trial."""
+        self._learn(study)
+        self._proposed = self._choose(trial.number)
+        self._take(self._proposed)
+        return as_distributions(self._proposed.variant, self.variants)
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+        """Their values."""
+        return as_params(self._proposed)
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
+        """Not asked for: every parameter is sampled with the others."""
+        raise AssertionError(param_name)
+
+    def _choose(self, number: int) -> Config:
+        while self._starts:
+            start = self._starts.pop(0)
+            if start not in self._tried:
+                return start
+        rng = random.Random(f"{self._seed} {number}")
+        if number < EARLY and number % ONE_IN == 0:
+            return rng.choice([config for config in self._candidates if config not in self._tried])
+        chosen = self._model.choose()
+        assert chosen is not None
+        return chosen
+
+    def _take(self, config: Config) -> None:
+        self._tried[config] = None
+        if config in self._model:
+            self._model.take(config)
+
+    def _learn(self, study: Study) -> None:
+        """Takes in what became of trials, and which others there are."""
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number in self._finished or (config := _of_params(trial.params)) not in self._all:
+                continue
+            if config not in self._tried:
+                self._take(config)
+            if trial.state.is_finished():
+                self._finished.add(trial.number)
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+                self._told[config] = trial.value
+                if config in self._model:
+                    self._model.tell(config, trial.value)
+        if self._neighbours and len(self._told) >= self._recentred + RECENTRED:
+            self._model = self._fresh_model()
+
+    def _fresh_model(self) -> Surrogate:
+        """The model with what is known so far, of all candidates or of a part of them that is worth a look now."""
+        self._recentred = len(self._told)
+        chosen = self._candidates
+        if self._neighbours:
+            timed = {config: time for config, time in self._told.items() if time is not None}
+            best = sorted(timed, key=timed.__getitem__)[:CENTRES]
+            near = [config for centre in best for config in self._neighbours[centre.variant].within(centre, REACH)[:MOST // 8]]
+            fastest = sorted(self._predicted, key=self._predicted.__getitem__)[:MOST // 4]
+            others = random.Random(f"{self._seed} {self._recentred}").sample(self._candidates, MOST // 4)
+            chosen = list(dict.fromkeys((*self._tried, *near, *fastest, *others)))
+        model = Surrogate(chosen, self._predicted)
+        model.recall(self._tried, self._told)
+        return model
+
+
+def by_variant(configs: Sequence[Config]) -> dict[str, Neighbourhood]:
+    """The configs of each variant."""
+    variants = dict.fromkeys(config.variant for config in configs)
+    return {variant: Neighbourhood([config for config in configs if config.variant == variant]) for variant in variants}
+
+
+def as_params(config: Config) -> dict[str, Any]:
+    """A config as the parameters of a trial: the variant, and under its name its own parameters."""
+    return {_VARIANT: config.variant, **{f"{config.variant}.{name}": value for name, value in config.params}}
+
+
+def as_distributions(variant: str, variants: Sequence[str]) -> dict[str, BaseDistribution]:
+    """The choices of the parameters that as_params gives a config of that variant."""
+    choices = variant_of(variant).choices
+    return {_VARIANT: CategoricalDistribution(variants), **{
+        f"{variant}.{name}": CategoricalDistribution(options) for name, options in choices.items()}}
+
+
+def _of_params(params: Mapping[str, Any]) -> Config | None:
+    """The config of a trial; None while its parameters are being set."""
+    variant = params.get(_VARIANT)
+    if variant is None:
+        return None
+    names = {name: f"{variant}.{name}" for name in variant_of(variant).choices}
+    if not all(name in params for name in names.values()):
+        return None
+    return Config(variant, tuple((name, params[key]) for name, key in names.items()))

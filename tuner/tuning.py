@@ -38,13 +38,13 @@ from tuner.pipeline import try_all, try_in_turn
 from tuner.provenance import now, version
 from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
-from tuner.strategy import HillClimb, InTurn, Listed, Pool, Strategy, Until
+from tuner.strategy import Listed, Strategy
 from tuner.timing import finals
 from tuner.timing.finals import Entrant
 from tuner.timing.health import open_watch
 from tuner.timing.regimes import as_regime
 from tuner.toolchain import Nvcc, find_nvcc
-from tuner.wisdom.recall import remember, seeds_first
+from tuner.wisdom.recall import remember, seeds, seeds_first
 from tuner.workers.pool import Workers
 
 TRIALS = 500
@@ -56,14 +56,8 @@ TIMEOUT = 180.0
 FINAL_SHARE = 1 / 6
 """Part of the time before the gate that is kept for validating and timing the finalists."""
 
-FAMILIES_SHARE = 0.7
-"""Part of the time for trying candidates after which all that is left goes to the surroundings of the best."""
-
 SHORTLIST = 24
 """Candidates validated without a GPU unless the caller says otherwise, beside each variant's default."""
-
-CLIMB_SHARE = 3
-"""One part in so many of the trials is kept for the surroundings of the best."""
 
 FINALISTS, FINAL_WITHIN = 8, 1.25
 """The fastest are timed again in turns (tuner.timing.finals): at most so many, and only those whose first time lies within this
@@ -194,7 +188,7 @@ class TuningRun:
         judge = self._judge()
         ranked = self._short_enough(predicted)
         total = min(self._trials, len(ranked))
-        try_in_turn(self._strategy(ranked), judge, lambda: self._passed(1 - FINAL_SHARE),
+        try_in_turn(self._strategy(ranked, predicted), judge, lambda: self._passed(1 - FINAL_SHARE),
                     lambda record: self._add(record, total))
         self._time_finalists(judge, self._finalists(judge))
         return judge
@@ -205,19 +199,12 @@ class TuningRun:
         others = [config for config in self.space.valid if config not in predicted]
         return [config for config, time_us in predicted.items() if time_us <= limit] + others
 
-    def _strategy(self, ranked: Sequence[Config]) -> Strategy:
-        pool = Pool(ranked)
+    def _strategy(self, ranked: Sequence[Config], predicted: Mapping[Config, float]) -> Strategy:
         if len(ranked) <= self._trials:
-            return Listed(ranked, pool)
-        from tuner.search import Families
+            return Listed(ranked)
+        from tuner.search import Guided
 
-        budget = self._trials - self._trials // CLIMB_SHARE
-        families = Families(self.space, pool, ranked, budget, self._request.seed, self._refuse)
-        return InTurn([Until(families, lambda: self._passed(FAMILIES_SHARE * (1 - FINAL_SHARE))), HillClimb(pool, self._trials)])
-
-    def _refuse(self, config: Config, reason: str) -> None:
-        if config not in self._records:
-            self._add(Record(config, Status.REFUSED, reason), 0)
+        return Guided(ranked, predicted, self._trials, self._request.seed, seeds(self.info, self.space))
 
     def _finalists(self, judge: Judge) -> list[Record]:
         """The fastest, all of them valid: those that were only screened are validated now, as far as time allows."""

@@ -628,8 +628,8 @@ __device__ __forceinline__ int place(int row, int chunk) {
   return (row * CHUNKS + (chunk ^ turn)) * CHUNK;
 }
 
-// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread: ALONG of a row, then of the next of its rows. Its chunks and its
-// rows are swizzled alike: its addresses differ by constants.
+// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread: ALONG of a row, then of the next of its rows. Its chunks and
+// its rows are swizzled alike: its addresses differ by constants.
 template <int ROWS, int COLUMNS>
 struct TilePieces {
   static constexpr int CHUNKS = COLUMNS / CHUNK;

@@ -1,5 +1,5 @@
 // gemm_mma: dn = dy @ w and G = dy^T @ xhat as tiles of tensor-core products; parameter gradients follow from G.
-// Config: gemm_mma:arithmetic=fp16x3,split=first,tile=64x32,warps=2x2,promote=64,depth=64,stages=3,reduction=direct,parts=1,finish=second,group=4
+// Config: gemm_mma:arithmetic=fp16x3,split=first,tile=128x128,warps=2x4,promote=64,depth=64,stages=3,reduction=direct,parts=1,finish=second,group=8
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -16,26 +16,26 @@ constexpr bool WANT_DGAMMA = true;
 constexpr bool WANT_DBETA = true;
 constexpr bool WANT_DW = true;
 constexpr bool WANT_DB = true;
-constexpr int THREADS = 128;  // threads in a block
-constexpr int BLOCK_M = 64;  // rows of a block's tile of a product
-constexpr int BLOCK_N = 32;  // columns of a block's tile of a product
+constexpr int THREADS = 256;  // threads in a block
+constexpr int BLOCK_M = 128;  // rows of a block's tile of a product
+constexpr int BLOCK_N = 128;  // columns of a block's tile of a product
 constexpr int BLOCK_K = 64;  // depth of one stage
 constexpr int WARPS_M = 2;  // warps along the rows of a tile
-constexpr int WARPS_N = 2;  // warps along the columns of a tile
+constexpr int WARPS_N = 4;  // warps along the columns of a tile
 constexpr int STAGES = 3;  // stages of shared memory
 constexpr int PART = 128;  // rows, and columns of dy, that share scales and a partial sum of db
-constexpr int GROUP = 4;  // rows of tiles that blocks take together
-constexpr int ROW_PAD = 64;  // planes have a multiple of so many rows
-constexpr int OUT_PITCH = 64;  // values in a row of the planes of dy, and rows of those of w
-constexpr int HIDDEN_PITCH = 64;  // values in a row of the planes of w and xhat
-constexpr int TILES_H = 2;  // tiles over the columns of x
+constexpr int GROUP = 8;  // rows of tiles that blocks take together
+constexpr int ROW_PAD = 128;  // planes have a multiple of so many rows
+constexpr int OUT_PITCH = 128;  // values in a row of the planes of dy, and rows of those of w
+constexpr int HIDDEN_PITCH = 128;  // values in a row of the planes of w and xhat
+constexpr int TILES_H = 1;  // tiles over the columns of x
 constexpr int G_TILES_O = 1;  // tiles of G over the rows of w
 constexpr int ROW_WARPS = 1;  // warps that share a row of x
-constexpr int ROW_LANES = 8;  // lanes of each of them that do
+constexpr int ROW_LANES = 16;  // lanes of each of them that do
 constexpr int ROW_BLOCK_WARPS = 8;  // warps in a block of gemm_prepare and gemm_finish
 constexpr int ROW_STEPS = 1;  // vectors of eight values of a row that a lane holds
 constexpr int DY_TILES_O = 1;  // tiles of dy over its columns in gemm_prepare
-constexpr int W_TILES = 1;  // tiles of w in gemm_prepare
+constexpr int W_TILES = 2;  // tiles of w in gemm_prepare
 constexpr int PROMOTE = 64;  // depth after which sums leave the tensor cores; 0: at the end alone
 constexpr int SCALES_SLOTS = 3;  // sets of scales in shared memory
 constexpr int DB_SUM_BLOCKS = 1;  // blocks that sum db
@@ -632,8 +632,8 @@ __device__ __forceinline__ int place(int row, int chunk) {
   return (row * CHUNKS + (chunk ^ turn)) * CHUNK;
 }
 
-// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread: ALONG of a row, then of the next of its rows. Its chunks and its
-// rows are swizzled alike: its addresses differ by constants.
+// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread: ALONG of a row, then of the next of its rows. Its chunks and
+// its rows are swizzled alike: its addresses differ by constants.
 template <int ROWS, int COLUMNS>
 struct TilePieces {
   static constexpr int CHUNKS = COLUMNS / CHUNK;

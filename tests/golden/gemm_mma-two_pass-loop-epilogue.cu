@@ -583,8 +583,8 @@ __device__ __forceinline__ int place(int row, int chunk) {
   return (row * CHUNKS + (chunk ^ turn)) * CHUNK;
 }
 
-// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread: ALONG of a row, then of the next of its rows. Its chunks and its
-// rows are swizzled alike: its addresses differ by constants.
+// ROWS x COLUMNS values in COUNT pieces of a chunk for every thread: ALONG of a row, then of the next of its rows. Its chunks and
+// its rows are swizzled alike: its addresses differ by constants.
 template <int ROWS, int COLUMNS>
 struct TilePieces {
   static constexpr int CHUNKS = COLUMNS / CHUNK;
@@ -646,7 +646,8 @@ struct Normalise {
     if (piece + 1 == Pieces::COUNT) row += BLOCK_K;
   }
   __device__ __forceinline__ void apply(float (&value)[CHUNK], const float*, int, int, int piece) const {
-    const RowStats row_stats = {stats[piece / Pieces::ALONG].mean, stats[piece / Pieces::ALONG].rest, stats[piece / Pieces::ALONG].rstd * XHAT_SCALE};  // exact
+    RowStats row_stats = stats[piece / Pieces::ALONG];
+    row_stats.rstd *= XHAT_SCALE;  // exact
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i) value[i] = normalized(value[i], row_stats);
   }
@@ -722,8 +723,9 @@ struct HeldTile {
     float value[CHUNK];
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i) value[i] = to_float(held[piece][i / N].element[i % N]);
-    change.apply(value, scales, Pieces::row() + Pieces::row_step(piece), Pieces::chunk() * CHUNK + Pieces::column_step(piece), piece);
-    plane_t* target = to + Pieces::row_step(piece) * COLUMNS + Pieces::column_step(piece);
+    const int row = Pieces::row_step(piece), first = Pieces::column_step(piece);
+    change.apply(value, scales, Pieces::row() + row, Pieces::chunk() * CHUNK + first, piece);
+    plane_t* target = to + row * COLUMNS + first;
     store_planes(target, ROWS * COLUMNS, 0, value);
   }
 };

@@ -1,5 +1,5 @@
 // weight_stream: blocks own pieces of w instead of rows: for few rows, where w and dw are all there is to move.
-// Config: weight_stream:threads=64,vector=1,rows=4,outs=4,unroll=4,statistics=block,reduction=two_pass
+// Config: weight_stream:threads=64,vector=1,rows=4,outs=32,unroll=4,statistics=block,reduction=two_pass
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -19,7 +19,7 @@ constexpr bool WANT_DB = true;
 constexpr int THREADS = 64;  // threads in a block
 constexpr int VECTOR = 1;  // neighbouring columns in one access
 constexpr int ROWS = 4;  // rows a warp, or a group of lanes, takes at once
-constexpr int OUTS = 4;  // rows of w a block takes
+constexpr int OUTS = 32;  // rows of w a block takes
 constexpr int UNROLL = 4;  // loads of w in flight
 constexpr int CHAIN = 1024;  // rows summed in one float32 chain
 

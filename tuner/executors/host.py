@@ -17,7 +17,7 @@ from tuner.dtypes import same_bits
 from tuner.errors import LaunchError
 from tuner.executors import Resources, Run
 from tuner.executors.arrays import check_dtypes, output_specs, workspace_specs
-from tuner.executors.host_runtime import Kernels, Layout, Memory, Runtime
+from tuner.executors.host_runtime import Kernels, Layout, Memory, load_runtime
 from tuner.executors.host_toolchain import Compiler, build_kernels, build_runtime, find_compiler
 from tuner.inputs import AnyFloats, Gradients, Inputs
 from tuner.store import Store
@@ -57,7 +57,7 @@ class HostExecutor:
         self._compiler = find_compiler() if compiler is None else compiler
         self.device = f"host ({self._compiler.label})"
         self._files = build_runtime(self._compiler, store)
-        self._runtime = Runtime(self._files.library)
+        self._runtime = load_runtime(self._files.digest, self._files.library)
 
     def build(self, source: Source) -> None:
         """Compiles into the store, and loads nothing: for a process that runs no kernel. Thread-safe; raises as `load`."""

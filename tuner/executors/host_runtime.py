@@ -62,6 +62,17 @@ class Runtime:
         self.has_fma = bool(functions.cuda_on_host_has_fma())
 
 
+_loaded: dict[str, Runtime] = {}
+
+
+def load_runtime(digest: str, library: Path) -> Runtime:
+    """The runtime of that digest, out of whatever store it was loaded first in this process. Kernels find it by its name, so of
+    two copies the second would never see what is run."""
+    if digest not in _loaded:
+        _loaded[digest] = Runtime(library)
+    return _loaded[digest]
+
+
 class Memory:
     """The tensors of one call, each between fences; a context manager that gives them back at its end.
 

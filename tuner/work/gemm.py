@@ -40,6 +40,11 @@ def _in_loop(setting: Setting) -> bool:
     return setting.params["split"] == "loop"
 
 
+def _in_fragments(setting: Setting) -> bool:
+    """Whether the products copy dy as it is, and take it apart in the fragments."""
+    return setting.params["split"] == "fragments"
+
+
 def _in_epilogue(setting: Setting) -> bool:
     """Whether the products' epilogue turns dn into dx."""
     return setting.params["finish"] == "epilogue"
@@ -49,7 +54,7 @@ def _prepare(setting: Setting) -> Work:
     problem, part = setting.problem, setting.constants["PART"]
     rows, hidden, out = problem.rows, problem.hidden, problem.out
     written = 0.0 if _in_loop(setting) else _PAIR * _planes(setting)
-    sets = _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
+    sets = 0 if _in_fragments(setting) else _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
     held = part <= 128
     read_again = 0 if held or not written or not _is_scaled(setting) else 1
     dy = float(rows * out) * (setting.data_size * (1 + read_again) + written * sets) if "DY_TILES_O" in setting.constants else 0.0
@@ -82,14 +87,18 @@ def _gemm(setting: Setting) -> Work:
     steps = depth / 16  # of one tensor-core instruction's depth
     warp_m, warp_n = block_m / constants["WARPS_M"], block_n / constants["WARPS_N"]
     in_shared = value_bytes(_arithmetic(setting))
+    dy_in_shared = 4 if _in_fragments(setting) else in_shared
     matrix_instructions = matrix_steps(_arithmetic(setting)) * warp_m / 16 * warp_n / 8
     ordinary = warp_m * warp_n / 2 if not matrix_instructions else 0.0  # multiply-adds of a lane
     loads = in_shared / 2 * (warp_m / 16 + warp_n / 16) * (1.5 if whole else 1.0)  # ldmatrix reads more at a time
     read = in_shared / 2 * (warp_m / 16 + warp_n / 16) * 4.0  # passes of 128 bytes
-    copies = in_shared * (block_m + block_n) * 16 / 16 / setting.threads  # for one thread
+    copies = (dy_in_shared * block_m + in_shared * block_n) * 16 / 16 / setting.threads  # for one thread
     promoted = warp_m * warp_n / 32 * 2 * 16 / constants["PROMOTE"] if "PROMOTE" in constants else 0.0
     held = block_n + (block_m if setting.data_size == 4 and not whole else 0) if _in_loop(setting) else 0
     taken_apart = held * 16 / setting.threads  # values
+    if _in_fragments(setting):  # by each of the warps that share rows; a thread also looks at what it has copied
+        looked_at = block_m * 16 / setting.threads if _is_scaled(setting) else 0.0
+        taken_apart, read = warp_m / 2 + looked_at, read + looked_at
     rounded = (warp_m + warp_n) / 2 * (planes + 1) if whole and matrix_instructions else 0.0  # to tf32
     step_instructions = (matrix_instructions + ordinary + loads + 4 * copies + promoted + rounded
                          + taken_apart * (3 + (0 if whole else 3 * planes)))
@@ -100,7 +109,8 @@ def _gemm(setting: Setting) -> Work:
     if _in_epilogue(setting):
         ending += warp_m * warp_n / 32 * 4.0 + 4 * L2 + 2 * BARRIER
     global_bytes = float(setting.data_size) if _in_loop(setting) else planes * _PAIR
-    tile_bytes = global_bytes * deep / tiles * (block_m + block_n) + 8.0 * block_m * block_n
+    dy_bytes = float(setting.data_size) if _in_fragments(setting) else global_bytes
+    tile_bytes = deep / tiles * (dy_bytes * block_m + global_bytes * block_n) + 8.0 * block_m * block_n
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
         chain=3 * L2 + steps * step_chain + ending, instructions=setting.warps * (steps * step_instructions + ending),

@@ -1,0 +1,157 @@
+"""The command line of the recorder: `python -m tuner record --shape B,S,H,O --out FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from codegen.dtypes import ACCURACIES, DTYPES
+from codegen.errors import CodegenError
+from codegen.problem import GRADIENTS, Shape
+from codegen.render import render
+from codegen.variants import VARIANTS
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
+from tuner.candidates import Space, survey
+from tuner.choose import open_executor
+from tuner.errors import DeviceLost, InputError, InputTypeError, TunerError
+from tuner.evaluate import Evaluator, Material
+from tuner.executors import Executor
+from tuner.provenance import now, version
+from tuner.replay.recorded import Origin, Recorded, Slice, load
+from tuner.replay.recorder import Progress, Recorder
+from tuner.toolchain import find_nvcc
+from tuner.tuning import Request
+
+SAY_EVERY_S = 5.0
+
+_DIGESTED = 64
+"""Configs, at even distances in the space, whose sources go into the digest."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line, given what follows `record`, and returns the exit status.
+
+    0: the whole space is recorded, its fastest timed again. 1: not yet, or something is missing. 2: the arguments make no sense.
+    130: interrupted by Ctrl-C. What is recorded so far is in the file in any case, and the same command goes on from there.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return _record(options, shlex.join(["python", "-m", "tuner", "record", *arguments]))
+    except KeyboardInterrupt:
+        print("record: interrupted; run the same command again to go on", file=sys.stderr)
+        return INTERRUPTED
+    except DeviceLost as error:
+        print(f"record: {error}; run the same command again to go on", file=sys.stderr)
+        return FAILED
+    except (CodegenError, TunerError, OSError) as error:
+        if options.debug:
+            raise
+        print(f"record: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="record", allow_abbrev=False, description=(
+        "Times every valid config of a problem on the GPU, into one file on which searches are replayed. Kernels pass a small "
+        "exact probe and are not validated any further. A file that is there already is gone on with."))
+    parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to record, such as 4x4x8x16.json.xz")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop after so long; the same command then goes on")
+    parser.add_argument("--dtype", default="float32", help=f"data type of dy, x and dx: {', '.join(DTYPES)} (default float32)")
+    parser.add_argument("--param-dtype", default="", metavar="DTYPE",
+                        help="data type of gamma, beta, w and their gradients (default: that of --dtype)")
+    parser.add_argument("--accuracy", default="", metavar="CLASS",
+                        help=f"the accuracy class: {', '.join(ACCURACIES)} (default: the class of --dtype)")
+    parser.add_argument("--eps", type=float, default=1e-5, help="eps of the LayerNorm (default 1e-5)")
+    parser.add_argument("--deterministic", action="store_true", help="only kernels whose results are bitwise reproducible")
+    parser.add_argument("--variants", type=parse_names, metavar="A,B", help=f"only these variants, of {', '.join(VARIANTS)}")
+    parser.add_argument("--wants", type=parse_names, metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
+    parser.add_argument("--seed", type=int, default=0, help="of the data (default 0)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _record(options: argparse.Namespace, command: str) -> int:
+    began = time.monotonic()
+    request = Request(
+        Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, None, options.timeout,
+        options.seed, None if options.wants is None else frozenset(options.wants), command, param_dtype=options.param_dtype,
+        accuracy=options.accuracy)
+    request.problem()
+    with closing(open_executor("cuda")) as executor:
+        space = survey(request.problem(), executor.limits, request.variants)
+        recorded = _begun(_origin(request, space, executor), space, options.out)
+        recorded.slices.append(Slice(now(), version(), command))
+        material = Material(space.problem, eps=request.eps, seed=request.seed, measures=True)
+        evaluator = Evaluator(executor, space.problem, material=material)
+        ticker = _Ticker(began)
+
+        def out_of_time() -> bool:
+            return options.timeout is not None and time.monotonic() >= began + options.timeout
+
+        complete = Recorder(recorded, space, evaluator, material, options.out, out_of_time, ticker.show).run()
+    print(_summary(recorded, complete), flush=True)
+    return OK if complete else FAILED
+
+
+def _origin(request: Request, space: Space, executor: Executor) -> Origin:
+    problem = space.problem
+    digest = hashlib.sha256()
+    for config in space.valid[::max(1, len(space.valid) // _DIGESTED)]:
+        digest.update(render(problem, config).text.encode())
+    return Origin(
+        str(request.shape), problem.dtype, problem.param_dtype, problem.accuracy, problem.wants_key, problem.deterministic,
+        float(request.eps), request.seed, space.variants, executor.device, find_nvcc(space.limits.arch).label,
+        digest.hexdigest()[:16], space.limits)
+
+
+def _begun(origin: Origin, space: Space, path: Path) -> Recorded:
+    """What the file holds, or nothing yet.
+
+    Raises:
+        InputError: it holds another space.
+    """
+    if not path.exists():
+        return Recorded(origin, len(space.valid))
+    recorded = load(path)
+    if differs := recorded.origin.differs(origin) or ("configs" if set(recorded.results) - set(space.valid) else None):
+        raise InputError(f"{path} holds a space whose {differs} differs; name another file, or remove this one")
+    return recorded
+
+
+@dataclass(slots=True)
+class _Ticker:
+    """A line of progress now and then.
+
+    Attributes:
+        began: when the session did.
+    """
+
+    began: float
+    _said: float = field(default_factory=time.monotonic)
+
+    def show(self, progress: Progress) -> None:
+        """Says how far it is, unless it did so a moment ago."""
+        at = time.monotonic()
+        if at < self._said + SAY_EVERY_S and progress.done < progress.total:
+            return
+        self._said = at
+        best = "nothing timed yet" if progress.best is None else f"best {progress.best[1]:.4g} us {progress.best[0].variant}"
+        print(f"{progress.stage}: {progress.done} of {progress.total}, {at - self.began:.0f} s; {best}", flush=True)
+
+
+def _summary(recorded: Recorded, complete: bool) -> str:
+    counts = Counter(result.status.value for result in recorded.results.values())
+    what = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    best = min(recorded.times.items(), key=lambda entry: entry[1], default=None)
+    fastest = "" if best is None else f"; the fastest takes {best[1]:.4g} us: {best[0]}"
+    state = "complete" if complete else f"{len(recorded.results)} of {recorded.valid} so far"
+    return f"recorded {recorded.origin.shape}, {state}: {what}{fastest}"

@@ -1,0 +1,226 @@
+"""Records a space: every valid config compiled ahead on all cores, passed through the quick exact probe, and timed.
+
+Configs come in one random order, the same in every session, so that a drift of the clocks falls on all of them alike, and what is
+recorded so far is a fair sample. Once all have been tried, the fastest are timed again in turns, so that the optimum is no lucky
+sample. Nothing is validated beyond the probe: a recorded time is not a promise that the kernel is right.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import cast
+
+from codegen.config import Config
+from tuner.arguments import FAILED
+from tuner.candidates import Space
+from tuner.costmodel import plausible_us
+from tuner.errors import DeviceLost, LaunchError
+from tuner.evaluate import HOPELESS, QUICK_SAMPLES, QUICK_SECONDS, SAMPLES, SECONDS, Compiled, Evaluator, Material
+from tuner.executors import Program, TimedProgram
+from tuner.guess import rank
+from tuner.outcome import spills
+from tuner.pipeline import thread_pool
+from tuner.records import Record, Status
+from tuner.replay.recorded import Recorded, Result
+from tuner.tuning import FAR_OFF, LONG_CALL_US
+
+AHEAD = 6
+"""Configs in flight for each compiler: the slowest takes several times as long as the others, and none of these waits for it."""
+
+SAVE_EVERY_S = 10.0
+"""What a kill costs at most."""
+
+HANG_S = 30.0
+"""A candidate that is on the GPU for so long hangs: probe and timing take a second where they take long."""
+
+_GLANCE_S = 0.5
+"""How often the clock is looked at while a compiler is waited for."""
+
+AGAIN_WITHIN, AGAIN_MOST, AGAIN_ROUNDS = 1.12, 160, 5
+"""What is timed again once all have been tried: so many at most, within this factor of the best, in so many rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a recording is.
+
+    Attributes:
+        stage: "recording" or "timing the fastest again".
+        done, total: steps of the stage.
+        best: the fastest config so far and its time in microseconds.
+    """
+
+    stage: str
+    done: int
+    total: int
+    best: tuple[Config, float] | None
+
+
+class Recorder:
+    """One session of recording.
+
+    Args:
+        recorded: what is there already; it grows.
+        space: all there is to record.
+        evaluator: compiles.
+        material: the data of the probe and of the timing.
+        path: where it is saved, every SAVE_EVERY_S and at the end, whatever ends it.
+        out_of_time: whether to stop.
+        on_progress: told after each config.
+    """
+
+    def __init__(self, recorded: Recorded, space: Space, evaluator: Evaluator, material: Material, path: Path,
+                 out_of_time: Callable[[], bool], on_progress: Callable[[Progress], None]) -> None:
+        self._recorded = recorded
+        self._space = space
+        self._evaluator = evaluator
+        self._material = material
+        self._path = path
+        self._out_of_time = out_of_time
+        self._on_progress = on_progress
+        self._saved = time.monotonic()
+        self._best = min(recorded.times.items(), key=lambda entry: entry[1], default=None)
+
+    def run(self) -> bool:
+        """Records until all is recorded, or time is up; whether all is.
+
+        Raises:
+            DeviceLost: a config took the GPU with it. It is recorded; the next session goes on behind it.
+            ToolchainError: there is no compiler.
+            OSError: the file cannot be written.
+        """
+        try:
+            return self._record_all() and self._time_again()
+        finally:
+            self._recorded.save(self._path)
+
+    def _record_all(self) -> bool:
+        left = [config for config in self._order() if config not in self._recorded.results]
+        for config, reason in self._too_long(left):
+            self._add(config, Result(Status.NOT_RUN, reason))
+        for config, compiled in self._compiled([config for config in left if config not in self._recorded.results]):
+            with self._watched(config):
+                result = self._judge(compiled)
+            self._add(config, result)
+        return len(self._recorded.results) >= len(self._space.valid)
+
+    def _order(self) -> list[Config]:
+        return random.Random(0).sample(self._space.valid, len(self._space.valid))
+
+    def _too_long(self, configs: Iterable[Config]) -> Iterator[tuple[Config, str]]:
+        """What a tuning run would not try either."""
+        predicted = rank(self._space)
+        limit = max(LONG_CALL_US, FAR_OFF * min(predicted.values(), default=0.0))
+        for config in configs:
+            if predicted.get(config, 0.0) > limit:
+                yield config, "is predicted to take far too long"
+
+    def _compiled(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Compiled]]:
+        """The configs in their order, compiled ahead; ends early when time is up."""
+        waiting = deque(configs)
+        flying: deque[tuple[Config, Future[Compiled]]] = deque()
+        count = len(os.sched_getaffinity(0))
+        with thread_pool(count, wait=False) as pool:
+            while (waiting or flying) and not self._out_of_time():
+                while waiting and len(flying) < AHEAD * count:
+                    config = waiting.popleft()
+                    flying.append((config, pool.submit(self._evaluator.compile, config)))
+                config, compiled = flying[0]
+                if wait((compiled,), timeout=_GLANCE_S).done:
+                    flying.popleft()
+                    yield config, compiled.result()
+
+    def _judge(self, compiled: Compiled) -> Result:
+        program = compiled.program
+        if program is None:
+            assert compiled.failure is not None
+            return Result(compiled.failure.status, compiled.failure.reason)
+        resources = program.resources
+        if spills(Record(compiled.config, Status.OK, resources=resources)):
+            return Result(Status.SPILLS, "keeps values in local memory, for want of registers", resources=resources)
+        try:
+            verdict = self._material.validator.screen(program.run)
+            if not verdict.ok:
+                return Result(Status.WRONG, verdict.reason, resources=resources)
+            time_us = self._time(program)
+        except DeviceLost:
+            raise
+        except LaunchError as error:
+            return Result(Status.LAUNCH_ERROR, str(error), resources=resources)
+        least = plausible_us(self._space.problem, self._space.limits)
+        if time_us < least:
+            return Result(Status.IMPLAUSIBLE, f"took {time_us:.3g} us, where {least:.3g} us is the least", resources=resources)
+        return Result(Status.OK, time_us=time_us, resources=resources)
+
+    def _time(self, program: Program) -> float:
+        time_us = self._time_once(program, QUICK_SAMPLES, QUICK_SECONDS)
+        if self._best is None or time_us <= HOPELESS * self._best[1]:
+            time_us = self._time_once(program, SAMPLES, SECONDS)
+        return time_us
+
+    def _time_once(self, program: Program, samples: int, seconds: float) -> float:
+        return cast(TimedProgram, program).time(
+            self._material.timed_inputs, self._space.problem.wants, samples=samples, budget_s=seconds, regime="warm").median
+
+    def _time_again(self) -> bool:
+        """The fastest in turns; whether there was time for it."""
+        times = self._recorded.times
+        if not times or any(result.again_us is not None for result in self._recorded.results.values()):
+            return True
+        limit = AGAIN_WITHIN * min(times.values())
+        fastest = sorted((config for config in times if times[config] <= limit), key=times.__getitem__)[:AGAIN_MOST]
+        programs = {config: compiled.program for config, compiled in self._compiled(fastest) if compiled.program is not None}
+        found: dict[Config, list[float]] = {config: [] for config in programs}
+        for round_ in range(AGAIN_ROUNDS):
+            for number, config in enumerate(random.Random(round_).sample(list(programs), len(programs))):
+                if self._out_of_time():
+                    return False
+                with self._watched(config):
+                    found[config].append(self._time_once(programs[config], SAMPLES, SECONDS))
+                self._on_progress(Progress("timing the fastest again", round_ * len(programs) + number + 1,
+                                           AGAIN_ROUNDS * len(programs), self._best))
+        for config, samples in found.items():
+            self._recorded.results[config] = replace(self._recorded.results[config], again_us=median(samples))
+        return True
+
+    @contextmanager
+    def _watched(self, config: Config) -> Iterator[None]:
+        """A config that takes the GPU with it, or does not give it back, is recorded as that before the session ends."""
+        timer = threading.Timer(HANG_S, self._hung, (config,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except DeviceLost as error:
+            self._recorded.results[config] = Result(Status.LAUNCH_ERROR, str(error))
+            raise
+        finally:
+            timer.cancel()
+
+    def _hung(self, config: Config) -> None:
+        """Ends the process: a thread that waits for a kernel cannot be told to give up."""
+        self._recorded.results[config] = Result(Status.LAUNCH_ERROR, f"did not end within {HANG_S:.0f} s")
+        self._recorded.save(self._path)
+        print(f"record: {config} hangs, and this process ends with it; run the same command again to go on", file=sys.stderr)
+        os._exit(FAILED)
+
+    def _add(self, config: Config, result: Result) -> None:
+        results = self._recorded.results
+        results[config] = result
+        if result.time_us is not None and (self._best is None or result.time_us < self._best[1]):
+            self._best = config, result.time_us
+        if time.monotonic() >= self._saved + SAVE_EVERY_S:
+            self._recorded.save(self._path)
+            self._saved = time.monotonic()
+        self._on_progress(Progress("recording", len(results), len(self._space.valid), self._best))
