@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -26,6 +27,9 @@ MAX_ROWS = 2**40
 
 MAX_SMS = 1024
 """More SMs than any GPU has; the row count a grid allows may depend on them."""
+
+BANNER_WIDTH = 110
+"""Columns of a sentence in the banner."""
 
 SCHEMA = 1
 """Version of the JSON that `<name>_info()` returns."""
@@ -74,6 +78,7 @@ class ArtifactInfo:
         floor_us: what no kernel is expected to beat, microseconds.
         errors: by gradient.
         generator: name and version of what made the file.
+        checks: what the tuned config has passed besides validation, and what was not run, as sentences.
     """
 
     shape: Shape
@@ -84,6 +89,7 @@ class ArtifactInfo:
     floor_us: float
     errors: Mapping[str, ErrorFigures]
     generator: str
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +282,11 @@ def _banner(problem: Problem, ranges: Sequence[_Range], info: ArtifactInfo) -> l
         worst = f"the worst element at {figures.bound_ratio:.2f} of its bound"
         lines.append((label, f"{name:<6} {figures.normwise:.1e} of its norm; {worst}"))
         label = ""
+    label = "Gate"
+    for sentence in info.checks:
+        for line in textwrap.wrap(sentence, BANNER_WIDTH, break_on_hyphens=False):
+            lines.append((label, line))
+            label = ""
     return [*lines, ("Made by", _one_line(info.generator))]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.variant_cases import EVERY
+from tuner.gate.sanitizer import find_sanitizer
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = (os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin", "/usr/local/cuda/compute-sanitizer")
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
 def test_compute_sanitizer_finds_nothing(tool: str) -> None:
-    sanitizer = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *PLACES]))
+    sanitizer = find_sanitizer()
     assert sanitizer is not None, "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit"
     command = [sanitizer, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", "tests.sanitized_run"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)

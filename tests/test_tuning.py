@@ -64,7 +64,7 @@ def test_a_small_space_is_tried_whole_and_its_fastest_wins() -> None:
     result = run(gpu, variants=("row_thread", "row_warp"))
     valid = space(SHAPE, ("row_thread", "row_warp")).valid
     assert {record.config for record in result.records} == set(valid)
-    assert Counter(config for config in gpu.compiled).most_common()[0][1] <= 2  # a finalist comes out of the store again
+    assert Counter(config for config in gpu.compiled).most_common()[0][1] <= 3  # the finals and the gate take it out of the store
     assert result.winner is not None
     assert result.winner.config == min(valid, key=rugged)
     assert result.winner.measured and result.winner.final_us == rugged(result.winner.config)

@@ -15,6 +15,7 @@ from codegen.problem import Problem, Shape
 from codegen.render import Source, render
 from codegen.space import why_not, why_unfit
 from tuner.costmodel import predict
+from tuner.gate.checks import sentences
 from tuner.guess import best_predicted
 from tuner.outcome import TuneResult
 from tuner.provenance import DISTRIBUTION
@@ -55,7 +56,7 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, c
     gpu = gpu_name(result)
     said = ArtifactInfo(
         Shape.parse(info.shape), gpu, result.limits.arch, winner.best_us, winner.measured, result.floor_us, errors,
-        f"{DISTRIBUTION} {info.version}, {info.date}")
+        f"{DISTRIBUTION} {info.version}, {info.date}", tuple(sentences(result.checks)))
     text = artifact(serve_all_rows(source, result.limits, choose), said)
     write_text(cu, text.cu)
     write_text(header, text.header)

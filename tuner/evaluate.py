@@ -21,6 +21,7 @@ from codegen.tensors import TENSORS
 from tuner.costmodel import plausible_us
 from tuner.errors import CompileError, DeviceLost, LaunchError, OutOfMemory
 from tuner.executors import Executor, Program, Resources, Run, TimedProgram, Timing
+from tuner.gate.recheck import Audit, Recheck
 from tuner.inputs import Gradients, Inputs, random_inputs, read_only, repeated
 from tuner.outcome import spills
 from tuner.records import Record, Status
@@ -106,6 +107,20 @@ class Judge(Protocol):
             DeviceLost: as judge.
         """
 
+    def recheck(self, record: Record) -> Record:
+        """A record of a valid candidate, validated on other data and at other row counts: with those, or why it is not valid.
+
+        Raises:
+            DeviceLost: as judge.
+        """
+
+    def audit(self, config: Config) -> Audit:
+        """Whether a candidate gives the same bits whenever it is run on the same data.
+
+        Raises:
+            DeviceLost: as judge.
+        """
+
     def drain(self) -> Tally:
         """What there is to say of the times that were taken by `judge` since the last call."""
 
@@ -138,6 +153,12 @@ class Material:
         self.validator.prepare()
         if self._measures:
             _ = self.timed_inputs
+
+    @cached_property
+    def recheck(self) -> Recheck:
+        """What the winner must pass besides."""
+        usual = self.validator
+        return Recheck(self.problem, self._seed, self._measures, {*usual.probe_rows, usual.random_rows, usual.hard_rows})
 
     @cached_property
     def timed_inputs(self) -> Inputs:
@@ -211,9 +232,25 @@ class Evaluator:
 
     def validate(self, record: Record) -> Record:
         """As Judge.validate."""
-        program = self.compile(record.config).program
+        return self._validated(replace(record, status=Status.OK, reason=None), self._again(record.config))
+
+    def recheck(self, record: Record) -> Record:
+        """As Judge.recheck."""
+        program, launched = self._again(record.config), _Launches()
+        verdict = self._material.recheck.validate(launched.watching(program.run), launched.watching_all(program.variations))
+        return (replace(record, rows=tuple(sorted({*record.rows, *verdict.rows}))) if verdict.ok
+                else launched.rejected(record, verdict))
+
+    def audit(self, config: Config) -> Audit:
+        """As Judge.audit."""
+        program = self._again(config)
+        return self._material.recheck.audit(program.run, program.variations)
+
+    def _again(self, config: Config) -> Program:
+        """A program that compiled before."""
+        program = self.compile(config).program
         assert program is not None
-        return self._validated(replace(record, status=Status.OK, reason=None), program)
+        return program
 
     def time(self, config: Config, regime: Regime, samples: int, seconds: float) -> Timing:
         """As Judge.time. Programs are kept from one call to the next."""
@@ -256,8 +293,7 @@ class Evaluator:
 
     def _validated(self, record: Record, program: Program) -> Record:
         launched = _Launches()
-        variations = {what: launched.watching(run) for what, run in program.variations.items()}
-        verdict = self.validator.validate(launched.watching(program.run), variations)
+        verdict = self.validator.validate(launched.watching(program.run), launched.watching_all(program.variations))
         record = replace(record, errors=verdict.errors, rows=verdict.rows)
         return record if verdict.ok else launched.rejected(record, verdict)
 
@@ -324,6 +360,9 @@ class _Launches:
                 raise
 
         return watched
+
+    def watching_all(self, runs: Mapping[str, Run]) -> dict[str, Run]:
+        return {what: self.watching(run) for what, run in runs.items()}
 
 
 def _status_of(error: LaunchError) -> Status:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from codegen.limits import Limits
 from codegen.problem import Problem
 from tuner.costmodel import floor_us
+from tuner.gate.checks import SKIPPED, Check
 from tuner.records import Record, RunInfo, Status
 
 REJECTED = frozenset(Status) - {Status.OK, Status.REFUSED, Status.NOT_RUN}
@@ -21,7 +22,7 @@ class Event:
     """How far a run is.
 
     Attributes:
-        stage: "trying candidates" or "timing the fastest again".
+        stage: "trying candidates", "timing the fastest again" or "examining the fastest".
         done, total: steps of the stage; total is an upper limit.
         best: the fastest valid candidate so far.
         rejected: counts by status of the candidates that were rejected.
@@ -46,6 +47,7 @@ class TuneResult:
         winner: the fastest valid one; None where there is none.
         lost: a sentence where the run ended early because the GPU failed.
         said: what is to be known of the measured times and of the choice between the finalists, as clauses.
+        checks: what the winner has passed beyond what all have, and what was not run.
     """
 
     info: RunInfo
@@ -55,6 +57,7 @@ class TuneResult:
     winner: Record | None
     lost: str | None = None
     said: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = (SKIPPED,)
 
     @property
     def floor_us(self) -> float:

@@ -38,6 +38,8 @@ class Status(StrEnum):
     IMPLAUSIBLE = "implausible time"
     SLOWER = "slower"
     SPILLS = "spills registers"
+    UNSAFE = "unsafe"
+    VARIES = "not reproducible"
     NOT_RUN = "not run"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from codegen.dtypes import CLASS_ERRORS
 from codegen.problem import GRADIENTS
 from tuner.costmodel import predict
+from tuner.gate.checks import sentences
 from tuner.outcome import TuneResult
 from tuner.records import SCHEMA, Record
 from tuner.timing.regimes import deciding_first
@@ -27,6 +28,7 @@ def best_json(result: TuneResult) -> str:
         "best_by_variant": {name: record.as_json() for name, record in result.best_by_variant().items()},
         "rejected": dict(result.rejections()),
         "said": list(result.said),
+        "gate": [check.as_json() for check in result.checks],
     }
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
@@ -50,6 +52,7 @@ def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | N
         lines += ["No candidate was valid.", ""]
     else:
         lines += _winner(result, winner)
+        lines += _gate(result)
         lines += _finals(result)
         lines += _variants(result)
     lines += _rejected(result)
@@ -77,6 +80,11 @@ def _winner(result: TuneResult, winner: Record) -> list[str]:
         lines += [f"| {kernel} | {entry.registers}{' (estimate)' * entry.estimated} | {entry.shared_bytes} | "
                   f"{'unknown' if entry.estimated else entry.spill_bytes} |" for kernel, entry in winner.resources.items()]
     return [*lines, ""]
+
+
+def _gate(result: TuneResult) -> list[str]:
+    """What the winner has passed beyond what all have, and what was not run."""
+    return ["Safety gate:", "", *(f"* {sentence}." for sentence in sentences(result.checks)), ""]
 
 
 def _rates(result: TuneResult) -> str:

@@ -3,8 +3,11 @@
 With a GPU the candidates are searched by their measured times. Without one they are ranked by the cost model, the best are
 compiled and validated on the CPU, and the fastest predicted of the valid ones wins; the others are recorded as not run.
 
-Time. A run on a GPU ends after TIMEOUT seconds unless the caller says otherwise: the space is surveyed and ranked, candidates are
-tried, and the last FINAL_SHARE of the time is for the finalists. What is predicted to run far too long is not tried at all.
+The winner is the first of the fastest that passes the gate (tuner.gate).
+
+Time. A run on a GPU ends after TIMEOUT seconds unless the caller says otherwise. The end of it is for the gate (gate.seconds_of);
+before, the space is surveyed and ranked, candidates are tried, and the last FINAL_SHARE is for the finalists. What is predicted
+to run far too long is not tried at all.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from tuner.costmodel import plausible_us, predict, tensor_bytes
 from tuner.errors import DeviceLost, InputError, NoValidKernel, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
+from tuner.gate.checks import SKIPPED, Check
+from tuner.gate.gate import contenders, open_gate, seconds_of
 from tuner.guess import rank
 from tuner.inputs import as_eps
 from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
@@ -49,7 +54,7 @@ TIMEOUT = 180.0
 """Seconds of a run on a GPU unless the caller says otherwise."""
 
 FINAL_SHARE = 1 / 6
-"""Part of the time that is kept for validating and timing the finalists."""
+"""Part of the time before the gate that is kept for validating and timing the finalists."""
 
 SHORTLIST = 24
 """Candidates validated without a GPU unless the caller says otherwise, beside each variant's default."""
@@ -138,12 +143,15 @@ class TuningRun:
         self.space = survey(self.problem, executor.limits, request.variants)
         self._trials = request.trials or (TRIALS if executor.measures else SHORTLIST)
         self._timeout = request.timeout or (TIMEOUT if executor.measures else None)
-        self._begins, self._ends = began, began + (math.inf if self._timeout is None else self._timeout)
+        self._closes = began + (math.inf if self._timeout is None else self._timeout)
+        gate = seconds_of(self._timeout) if executor.measures and self._timeout is not None else 0.0
+        self._begins, self._ends = began, self._closes - gate
         self._records: dict[Config, Record] = {}
         self._best: Record | None = None
         self._fastest: Config | None = None
         self._lost: str | None = None
         self._said: tuple[str, ...] = ()
+        self._checks: tuple[Check, ...] = (SKIPPED,)
         self.info = self._information()
 
     def execute(self) -> None:
@@ -155,10 +163,9 @@ class TuningRun:
         """
         predicted = seeds_first(rank(self.space), self.space, self.info)
         try:
-            if self._executor.measures:
-                self._search(predicted)
-            else:
-                self._validate_best(predicted)
+            judge = self._search(predicted) if self._executor.measures else self._validate_best(predicted)
+            if self._lost is None:
+                self._pass_gate(judge)
         except DeviceLost as error:
             self._lose(next(reversed(self._records)), error)
 
@@ -172,17 +179,19 @@ class TuningRun:
         winner = min(valid, key=lambda record: (spills(record), record.best_us), default=None)
         if self._fastest is not None:
             winner = self._records[self._fastest]
-        return TuneResult(self.info, self.problem, self._executor.limits, records, winner, self._lost, self._said)
+        limits = self._executor.limits
+        return TuneResult(self.info, self.problem, limits, records, winner, self._lost, self._said, self._checks)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
-    def _search(self, predicted: Mapping[Config, float]) -> None:
+    def _search(self, predicted: Mapping[Config, float]) -> Judge:
         judge = self._judge()
         ranked = self._short_enough(predicted)
         total = min(self._trials, len(ranked))
         try_in_turn(self._strategy(ranked, predicted), judge, lambda: self._passed(1 - FINAL_SHARE),
                     lambda record: self._add(record, total))
         self._time_finalists(judge, self._finalists(judge))
+        return judge
 
     def _short_enough(self, predicted: Mapping[Config, float]) -> list[Config]:
         """All candidates, the predicted ones first, but for those of which a call would take too long."""
@@ -241,7 +250,7 @@ class TuningRun:
 
     # --- without -------------------------------------------------------------------------------------------------------------
 
-    def _validate_best(self, predicted: Mapping[Config, float]) -> None:
+    def _validate_best(self, predicted: Mapping[Config, float]) -> Judge:
         ranked = list(predicted)
         limits = self._executor.limits
         nvcc = _compiler(limits.arch)
@@ -256,12 +265,32 @@ class TuningRun:
             if config not in self._records:
                 reason = "time was up" if config in chosen else "not among the best predicted"
                 self._add(Record(config, Status.NOT_RUN, reason, predicted[config]), len(shortlist))
+        return judge
 
     def _report(self, nvcc: Nvcc, config: Config) -> dict[str, Resources]:
         source = render(self.problem, config)
         return nvcc.compile(source.text, self._executor.limits.arch, self._store).resources(source.plan)
 
     # --- both ----------------------------------------------------------------------------------------------------------------
+
+    def _pass_gate(self, judge: Judge) -> None:
+        """The first of the fastest that passes wins."""
+        store = self._executor.store if isinstance(self._executor, Workers) else self._store.root
+        gate = open_gate(judge, self._executor, self.problem, store, self._request.deterministic, self._closes)
+        fastest = contenders(self._records.values(), self._fastest)
+        self._fastest = None
+        for done, record in enumerate(fastest):
+            self._tell("examining the fastest", done, len(fastest))
+            try:
+                passage = gate.examine(record)
+            except DeviceLost as error:
+                self._records[record.config] = replace(record, status=Status.LAUNCH_ERROR, reason=str(error))
+                return self._lose(record.config, error)
+            self._records[record.config] = passage.record
+            if passage.passed:
+                self._fastest, self._checks = record.config, passage.checks
+                return
+            self._said += (passage.rejection,)
 
     def _judge(self, report: Report | None = None) -> Judge:
         eps, seed, regime = self._request.eps, self._request.seed, as_regime(self._request.regime)

@@ -92,12 +92,14 @@ class Validator:
         seed: of all data.
         max_multiply_adds: for slow executors, the largest rows * H * O of one run: row counts are cut down to it, to no
             less than 1. Verdict.rows says which were run.
+        hard_rows: of the hard data.
 
     Raises:
         InputError: the problem has no rows.
     """
 
-    def __init__(self, problem: Problem, *, seed: int = 0, max_multiply_adds: int | None = None) -> None:
+    def __init__(self, problem: Problem, *, seed: int = 0, max_multiply_adds: int | None = None,
+                 hard_rows: int = HARD_ROWS) -> None:
         if problem.rows < 1:
             raise InputError("there is nothing to validate in a problem without rows")
         self.problem = problem
@@ -108,7 +110,7 @@ class Validator:
         ragged = min(_prime_below(max(tuned, 64), other_than=tuned), most)
         self.probe_rows = tuple(sorted({1, int(ragged), tuned}))
         self.random_rows = tuned
-        self.hard_rows = int(min(HARD_ROWS, most))
+        self.hard_rows = int(min(hard_rows, most))
 
     def validate(self, run: Run, variations: Mapping[str, Run] = _NONE) -> Verdict:
         """Runs the three tests, cheap ones first, then a small exact probe in each variation, up to the first that fails.
@@ -176,7 +178,7 @@ class Validator:
     @cached_property
     def _varied_case(self) -> Case:
         """For variations of a run, and to screen: exact, so that no order of additions is an excuse, and small."""
-        rows = min(HARD_ROWS, self.probe_rows[-1])
+        rows = min(self.hard_rows, self.probe_rows[-1])
         return self._probe_case(rows, read_only(self._probe.first(rows).expand()))
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,7 @@ class CudaExecutor:
         device_index: which GPU, from 0.
         store: where compiled kernels are kept; None: the default store.
         limits: where another executor for this GPU has found them out, so that they are the same here.
+        memory: how tensors are placed.
 
     Raises:
         ToolchainError: there is no such GPU, no PyCUDA or no nvcc, or nvcc does not know the GPU.
@@ -61,12 +62,13 @@ class CudaExecutor:
     name = "cuda"
     measures = True
 
-    def __init__(self, device_index: int = 0, store: Store | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, device_index: int = 0, store: Store | None = None, limits: Limits | None = None,
+                 memory: Callable[[Gpu], Memory] = Memory) -> None:
         self._gpu = open_gpu(device_index)
         self._arch = architecture(self._gpu.compute_capability)
         self._nvcc = find_nvcc(self._arch)
         self._store = Store() if store is None else store
-        self._memory = Memory(self._gpu)
+        self._memory = memory(self._gpu)
         self._timer = Timer(self._gpu)
         self.device = self._gpu.name
         self.bus_id: str | None = self._gpu.bus_id
@@ -185,6 +187,16 @@ class CudaProgram:
             self._memory.check_inputs(inputs, call.inputs)
         layout = call.outputs.layout
         return Gradients(**{name: layout.tensor(image, name) for name in layout.spans})
+
+    def execute(self, inputs: Inputs, wants: frozenset[str]) -> None:
+        """One call of which nothing is looked at, and before which nothing but the inputs is set: for tools that watch memory.
+
+        Raises:
+            LaunchError: a launch failed or is beyond the device.
+        """
+        with self._on_device(inputs, wants) as call:
+            call.enqueue()
+            self._gpu.stream.synchronize()
 
     def time(self, inputs: Inputs, wants: frozenset[str], *, samples: int = 20, budget_s: float = 0.2,
              regime: Regime = "warm") -> Timing:

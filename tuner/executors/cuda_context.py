@@ -63,6 +63,19 @@ def _import_bindings() -> Any:
     return driver
 
 
+def gpu_index(bus_id: str) -> int:
+    """The number of the GPU with that PCI address.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    driver = _import_driver()
+    for index in range(driver.Device.count()):
+        if driver.Device(index).pci_bus_id() == bus_id:
+            return index
+    raise ToolchainError(f"this process finds no GPU with the PCI address {bus_id}")
+
+
 @functools.cache
 def open_gpu(index: int) -> Gpu:
     """The GPU with that number; one object a process.

@@ -203,7 +203,7 @@ class Memory:
 
     def release(self, inputs: Inputs) -> None:
         """Ends a call: frees its inputs unless they may be used again."""
-        if id(inputs) in self._inputs and any(array.flags.writeable for array in _arrays(inputs).values()):
+        if id(inputs) in self._inputs and any(array.flags.writeable for array in arrays_of(inputs).values()):
             self._forget(id(inputs))
 
     def free(self) -> None:
@@ -231,7 +231,7 @@ class Memory:
         if key in self._inputs:
             self._inputs.move_to_end(key)
             return self._inputs[key][2]
-        arrays = _arrays(inputs)
+        arrays = arrays_of(inputs)
         layout = Layout({name: Spec(array.shape, array.dtype) for name, array in arrays.items()})
         self._shrink(MAX_CACHED_INPUTS - 1, self._gpu.memory_bytes // CACHE_SHARE - layout.total_bytes)
         allocation = self._allocate(layout.total_bytes)
@@ -284,6 +284,6 @@ class Memory:
         allocation.free()
 
 
-def _arrays(inputs: Inputs) -> dict[str, AnyFloats]:
+def arrays_of(inputs: Inputs) -> dict[str, AnyFloats]:
     """The arrays that are there, by the name of the kernels' pointer."""
     return {name: array for name in READ if (array := getattr(inputs, name)) is not None}

@@ -57,7 +57,7 @@ class Nursery:
         self._connection, theirs = Pipe()
         # A session of its own: Ctrl-C at a terminal is for this process alone.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(theirs.fileno())], pass_fds=(theirs.fileno(),), env=_environment(),
+            [sys.executable, "-P", "-m", module, str(theirs.fileno())], pass_fds=(theirs.fileno(),), env=inherited(),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
 
@@ -185,7 +185,7 @@ def _clause(how: Message) -> str:
     return f"ended with status {how['exit']}"
 
 
-def _environment() -> dict[str, str]:
-    """This process's, so that the nursery finds the same modules, wherever it is started."""
+def inherited() -> dict[str, str]:
+    """The environment of this process, so that another finds the same modules, wherever it is started."""
     root = str(Path(__file__).resolve().parent.parent.parent)
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *(path or os.getcwd() for path in sys.path)])}

@@ -15,6 +15,7 @@ from codegen.render import Source, render
 from tuner.errors import CompileError, DeviceLost, LaunchError, ToolchainError
 from tuner.evaluate import Compiled, Report, reported
 from tuner.executors import Timing
+from tuner.gate.recheck import Audit
 from tuner.pipeline import workers as cores
 from tuner.records import Record, Status
 from tuner.store import Store
@@ -26,6 +27,9 @@ from tuner.workers.patience import Patience
 
 ENDS = 3
 """Workers in a row that end before they have answered anything; then the device is given up."""
+
+RECHECKS, AUDITS = 4, 3
+"""So many times as long as for a candidate: validated twice, on data that has to be made first; run twenty times."""
 
 Build = Callable[[Source], object]
 
@@ -262,6 +266,20 @@ class IsolatedJudge:
         timing = reply["timing"]
         return Timing(**{**timing, "samples": tuple(timing["samples"])})
 
+    def recheck(self, record: Record) -> Record:
+        """As Judge.recheck."""
+        return self._record(record, {"do": "recheck", "record": record.as_json()}, RECHECKS)
+
+    def audit(self, config: Config) -> Audit:
+        """As Judge.audit."""
+        try:
+            reply = self._ask({"do": "audit", "config": str(config)}, AUDITS * self._limit(config))
+        except (Died, Hung) as error:
+            return Audit(0, 0, f"the process that ran it again {error}")
+        if "audit" in reply:
+            return Audit(**reply["audit"])
+        return Audit(0, 0, str(reply.get("memory") or reply["lost"]))
+
     def drain(self) -> Tally:
         """As Judge.drain."""
         drained, self._tally = self._tally, Tally()
@@ -277,9 +295,9 @@ class IsolatedJudge:
         for lane in self._workers.lanes:
             lane.kill()
 
-    def _record(self, record: Record, request: Message) -> Record:
+    def _record(self, record: Record, request: Message, times: float = 1) -> Record:
         try:
-            reply = self._ask(request, self._limit(record.config))
+            reply = self._ask(request, times * self._limit(record.config))
         except Hung as error:
             return replace(record, status=Status.HANG, reason=f"{error}, and its process was killed")
         except Died as error:

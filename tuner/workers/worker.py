@@ -29,6 +29,8 @@ def serve(connection: Connection, place: Place, open_executor: Open, materials: 
 
         judge     job, config, best_us                   -> {"record": ..., "tally": ...}
         validate  job, record                            -> {"record": ...}
+        recheck   job, record                            -> {"record": ...}
+        audit     job, config                            -> {"audit": ...}
         time      job, config, regime, samples, seconds  -> {"timing": ...}, or {"failed": sentence}
         prove     job, config, multiply_adds             -> {"why_invalid": sentence or null}
 
@@ -85,6 +87,10 @@ class _Desk:
             return {"record": record.as_json(), "tally": evaluator.drain().as_json()}
         if what == "validate":
             return {"record": evaluator.validate(Record.from_json(request["record"])).as_json()}
+        if what == "recheck":
+            return {"record": evaluator.recheck(Record.from_json(request["record"])).as_json()}
+        if what == "audit":
+            return {"audit": asdict(evaluator.audit(parse_config(request["config"])))}
         try:
             config = parse_config(request["config"])
             timing = evaluator.time(config, request["regime"], request["samples"], request["seconds"])

@@ -1,0 +1,46 @@
+"""What the gate has to say of a winner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at, or could not be.
+
+    Attributes:
+        name: "memcheck", "other data", ...
+        outcome: how it ended.
+        said: on what it ran, what it found, or why it was not run, as a clause.
+    """
+
+    name: str
+    outcome: Outcome
+    said: str
+
+    def as_json(self) -> dict[str, str]:
+        """The check as JSON values."""
+        return asdict(self)
+
+
+def sentences(checks: Iterable[Check]) -> list[str]:
+    """One sentence for all that have the same to say: "memcheck, racecheck: passed, nothing found"."""
+    names: dict[tuple[Outcome, str], list[str]] = {}
+    for check in checks:
+        names.setdefault((check.outcome, check.said), []).append(check.name)
+    return [f"{', '.join(those)}: {outcome}, {said}" for (outcome, said), those in names.items()]
+
+
+SKIPPED = Check("safety gate", Outcome.NOT_RUN, "the run ended before")
+"""What there is to say of a winner that was never examined."""
