@@ -51,7 +51,7 @@ MEANINGS = {
     "DBETA_SUM_BLOCKS": "blocks that sum dbeta",
     "BLOCKS": "blocks that an SM is to hold",
     "TILE_ROWS": "rows a block takes at once",
-    "TURNS": "1: warps that share a scheduler do the two tasks of a phase in opposite order",
+    "AHEAD": "1: operands of the next step of depth are loaded while one is multiplied",
     "ACROSS": "warps that share out the columns of the same rows",
     "H_PADDED": "columns of x and w, with padding",
     "O_PADDED": "columns of dy, and rows of w, with padding",

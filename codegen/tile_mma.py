@@ -15,15 +15,10 @@ from codegen.variant import Clash, Params, Variant, number, power_of_two, round_
 
 _DETERMINISTIC_SMS = 132
 """How many SMs a deterministic grid is made for, whatever GPU it runs on: those of an H100 or H200."""
-_WORKING_REGISTERS = {"float32": 48, "float16": 32, "bfloat16": 32}
-"""The least a thread needs beside its sums and its part of xhat, by data type: fragments, and for float32 the sums of a few
-steps of depth. What is allowed may still spill a little; it is then slower, and measured so; what is refused would spill its
-sums."""
+_WORKING_REGISTERS = 32
+"""The least a thread needs beside its sums and its part of xhat. What is allowed may still spill a little; it is then slower, and
+measured so; what is refused would spill its sums."""
 _MAX_REGISTERS = 255
-_ROWS_AT_ONCE = 32
-"""Rows of float32 data over which tensor cores add up for G (`steps_at_once` in templates/tile_mma_shared.cu.j2)."""
-_PADDING = 16
-"""Bytes past the end of each row of w in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +29,8 @@ class _Sizes:
     warps: int
     across: int
     blocks: int
-    working: int
+    planes: int
+    scaled: bool
     h_padded: int
     o_padded: int
     g_warps_o: int
@@ -47,13 +43,12 @@ class _Sizes:
         planes, scaled = PLANES[str(params["arithmetic"])], _is_scaled(problem, params)
         o_padded, h_padded, g_warps_o, g_warps_h = _warps_of_g(problem, warps, across)
         item = ITEMSIZE[problem.dtype]
-        dy_lanes = min(32, max(8, power_of_two(o_padded // 4)))
+        dy_lanes = min(32, max(4, power_of_two(o_padded // 4)))
         tiles = stages * rows * (round_up(h_padded * item, 128) + round_up(o_padded * item, 128))
-        dy_groups = 32 // dy_lanes * warps if problem.dtype == "float32" else 1
-        floats = rows * (4 + 2 * across) + h_padded + dy_groups * o_padded + (rows + o_padded + 4 if scaled else 0)
-        shared = o_padded * (h_padded * planes * 2 + _PADDING) + tiles + 4 * floats
-        working = _WORKING_REGISTERS[problem.dtype]
-        return cls(rows, warps, across, blocks, working, h_padded, o_padded, g_warps_o, g_warps_h, shared)
+        dy_groups = 32 // dy_lanes * min(warps, rows // 8) if problem.dtype == "float32" else 1
+        floats = rows * (4 + 2 * across) + h_padded + dy_groups * o_padded + (rows + o_padded if scaled else 0)
+        shared = o_padded * round_up(h_padded * planes * 2, 128) + tiles + 4 * floats
+        return cls(rows, warps, across, blocks, planes, scaled, h_padded, o_padded, g_warps_o, g_warps_h, shared)
 
     @property
     def threads(self) -> int:
@@ -66,8 +61,10 @@ class _Sizes:
 
     @property
     def registers(self) -> int:
-        """Estimate: G, dn and xhat."""
-        return (self.o_padded + 2 * self.rows) * self.h_padded // self.threads + self.working
+        """Estimate: G and a second set of sums that is promoted into it, or dn and xhat."""
+        g = self.o_padded * self.h_padded // self.threads
+        dn = self.rows * self.h_padded // self.threads
+        return g + max(g if self.scaled else 0, 2 * dn) + _WORKING_REGISTERS
 
 
 def _is_scaled(problem: Problem, params: Params) -> bool:
@@ -116,14 +113,9 @@ def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str |
 
 def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
     rows, warps, across = (number(params, name) for name in ("rows", "warps", "across"))
-    if rows % (4 * warps) or (rows * across) % (16 * warps):
+    if (rows % (8 * warps) and rows != 4 * warps) or (rows * across) % (16 * warps):
         return f"{warps} warps, {across} to a row, do not share out tiles of {rows} rows"
     return None
-
-
-def _no_turns(problem: Problem, params: Params, limits: Limits) -> str | None:
-    alone = params["turns"] == 1 and number(params, "warps") == 4
-    return "the 4 warps of a block have a scheduler each, so that none can take turns; take turns=0" if alone else None
 
 
 def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -151,9 +143,9 @@ def _inexact(problem: Problem, params: Params) -> str | None:
     arithmetic, tile_rows = str(params["arithmetic"]), number(params, "rows")
     if problem.dtype == "float32" and CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"{arithmetic} products are coarser than the accuracy class {problem.accuracy}"
-    # A term of a chain of G is what tensor cores add up from zero: two steps of depth. On 16-bit data they go on, row by row.
+    # A chain of G and db has one term for every tile of a block; without scales the tensor cores add up row by row.
     chains = 1 if params["reduction"] == "single_block" else _DETERMINISTIC_SMS * number(params, "blocks")
-    return reduction.long_chain(problem, chains * (min(tile_rows, _ROWS_AT_ONCE) if problem.dtype == "float32" else 1))
+    return reduction.long_chain(problem, chains * (tile_rows if _is_scaled(problem, params) else 1))
 
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
@@ -168,7 +160,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
     sizes = _Sizes.of(problem, params)
     named = {"THREADS": sizes.threads, "WARPS": sizes.warps, "BLOCKS": sizes.blocks, "TILE_ROWS": sizes.rows,
-             "ACROSS": sizes.across, "STAGES": number(params, "stages"), "TURNS": number(params, "turns"),
+             "ACROSS": sizes.across, "STAGES": number(params, "stages"), "AHEAD": number(params, "ahead"),
              "H_PADDED": sizes.h_padded, "O_PADDED": sizes.o_padded,
              "G_WARPS_O": sizes.g_warps_o, "G_WARPS_H": sizes.g_warps_h}
     if params["reduction"] == "two_pass":
@@ -180,12 +172,11 @@ VARIANT = Variant(
     name="tile_mma",
     summary="tile_mma: one pass over x and dy for small w; tensor cores multiply, w and G = dy^T @ xhat stay on chip.",
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "rows": (16, 32, 64, 128, 256), "warps": (4, 8, 16),
-             "across": (1, 2, 4), "stages": (1, 2, 3), "blocks": (1, 2, 3, 4), "turns": (0, 1),
+             "across": (1, 2, 4), "stages": (1, 2, 3), "blocks": (1, 2, 3, 4), "ahead": (0, 1),
              "reduction": ("atomic", "two_pass", "single_block")},
-    defaults={"arithmetic": "fp16x3", "rows": 64, "warps": 8, "across": 4, "stages": 2, "blocks": 1, "turns": 0,
+    defaults={"arithmetic": "fp16x3", "rows": 64, "warps": 8, "across": 2, "stages": 2, "blocks": 1, "ahead": 1,
               "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("rows", "warps", "across"), _wrong_tile),
-             Clash(("warps", "turns"), _no_turns),
              Clash(("arithmetic", "rows", "warps", "across", "stages", "blocks"), _too_large)),
 )

@@ -550,26 +550,27 @@ struct DirectTile {
   }
 };
 
-// An operand that stands in a prepared plane.
+// An operand that stands in prepared planes, of rows of PLANES * PITCH values.
 template <int ROWS, int COLUMNS, int PITCH>
 struct PlaneTile {
   using Pieces = TilePieces<ROWS, COLUMNS>;
   static constexpr bool DIRECT = true;
-  static constexpr int COUNT = Pieces::COUNT;
+  static constexpr int COUNT = PLANES * Pieces::COUNT;
 
   const plane_t* from;
   int left;  // tiles of depth
 
   __device__ __forceinline__ PlaneTile(const plane_t* plane, int tiles)
-      : from(plane + Pieces::row() * PITCH + Pieces::chunk() * CHUNK), left(tiles) {}
+      : from(plane + Pieces::row() * (PLANES * PITCH) + Pieces::chunk() * CHUNK), left(tiles) {}
 
   __device__ __forceinline__ void copy(plane_t* to, int piece) {
-    if (left > 0 && Pieces::inside(piece)) {
-      const int row = Pieces::row_step(piece), column = Pieces::column_step(piece);
-      copy_async_bytes<16>(to + row * COLUMNS + column, from + row * PITCH + column);
+    const int plane = piece / Pieces::COUNT, of_plane = piece % Pieces::COUNT;
+    if (left > 0 && Pieces::inside(of_plane)) {
+      const int row = Pieces::row_step(of_plane), column = Pieces::column_step(of_plane);
+      copy_async_bytes<16>(to + plane * (ROWS * COLUMNS) + row * COLUMNS + column, from + (row * PLANES + plane) * PITCH + column);
     }
     if (piece + 1 < COUNT) return;
-    from += static_cast<int64_t>(ROWS) * PITCH;
+    from += static_cast<int64_t>(ROWS) * (PLANES * PITCH);
     --left;
   }
 };
@@ -872,7 +873,7 @@ __device__ __forceinline__ void gradient_tile(const Params& p, int part, int til
     const Dy dy({p.dy, first_row, end_row, first_out});
     const int depth_tiles = tiles > 0 ? tiles : 0;
     using Xhat = PlaneTile<BLOCK_K, BLOCK_N, HIDDEN_PITCH>;
-    const Xhat xhat(p.xhat_planes + first_row * HIDDEN_PITCH + first_column, depth_tiles);
+    const Xhat xhat(p.xhat_planes + first_row * (PLANES * HIDDEN_PITCH) + first_column, depth_tiles);
     multiply_tiles<false>(sums, LoadedOperands<Dy, Xhat>(dy, xhat, depth_tiles), Flag<false>(), scales_at, sum_dy);
   };
   if (rows_aligned(p.dy, OUT)) multiply(Flag<true>());

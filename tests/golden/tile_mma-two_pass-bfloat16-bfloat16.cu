@@ -1,5 +1,5 @@
 // tile_mma: one pass over x and dy for small w; tensor cores multiply, w and G = dy^T @ xhat stay on chip.
-// Config: tile_mma:arithmetic=bf16,rows=64,warps=8,across=4,stages=2,blocks=1,turns=0,reduction=two_pass
+// Config: tile_mma:arithmetic=bf16,rows=64,warps=8,across=2,stages=2,blocks=1,ahead=1,reduction=two_pass
 //
 // Backward pass of y = Linear(LayerNorm(x)), bfloat16, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -20,11 +20,11 @@ constexpr int THREADS = 256;  // threads in a block
 constexpr int WARPS = 8;  // warps in a block
 constexpr int BLOCKS = 1;  // blocks that an SM is to hold
 constexpr int TILE_ROWS = 64;  // rows a block takes at once
-constexpr int ACROSS = 4;  // warps that share out the columns of the same rows
+constexpr int ACROSS = 2;  // warps that share out the columns of the same rows
 constexpr int STAGES = 2;  // stages of shared memory
-constexpr int TURNS = 0;  // 1: warps that share a scheduler do the two tasks of a phase in opposite order
+constexpr int AHEAD = 1;  // 1: operands of the next step of depth are loaded while one is multiplied
 constexpr int H_PADDED = 64;  // columns of x and w, with padding
-constexpr int O_PADDED = 64;  // columns of dy, and rows of w, with padding
+constexpr int O_PADDED = 32;  // columns of dy, and rows of w, with padding
 constexpr int G_WARPS_O = 2;  // warps that share out the rows of G
 constexpr int G_WARPS_H = 4;  // warps that share out the columns of G
 constexpr int SUM_WARPS = 16;  // warps that share out the splits
@@ -247,28 +247,29 @@ constexpr unsigned ONES = 0x3f803f80u;  // a pair of them
 // One pass over x and dy. A block stays for many tiles of TILE_ROWS rows, and while it works on one the next is on its way to
 // shared memory. It keeps w there, split for the tensor cores, and its part of G = dy^T @ xhat in registers; what the parameter
 // gradients need of G and db they take when the last tile is done. Three roles for every warp, one after the other:
-//   look         its share of the tile's rows: mean and rstd of x;
+//   statistics   its share of the tile's rows: mean and rstd of x;
 //   rows         16 * ROW_TILES rows, of which ACROSS warps share out the columns: xhat, dn = dy @ w, dx;
 //   columns      a part of G, and sums of dy.
 constexpr int ITEM = sizeof(data_t);
 constexpr int QUAD_BYTES = 4 * ITEM;
-constexpr int W_GROUP = 32 * PLANES, X_GROUP = 16 * ITEM;  // bytes of 16 columns
+constexpr int PLANE_CHUNKS = 2;  // chunks of 16 bytes that 16 columns of a plane take
 
-// Bytes of a row in shared memory. Those of w have 16 past their end, with which eight rows at the same place lie in different
-// banks. Those of x and dy are whole multiples of 128, as copies from global memory want them; their chunks of 16 bytes change
-// places instead (byte_at).
-constexpr int W_STRIDE = H_PADDED * PLANES * 2 + 16;
-constexpr int X_STRIDE = (H_PADDED * ITEM + 127) / 128 * 128;
-constexpr int DY_STRIDE = (O_PADDED * ITEM + 127) / 128 * 128;
-constexpr int X_BYTES = TILE_ROWS * X_STRIDE;
-constexpr int TILE_BYTES = X_BYTES + TILE_ROWS * DY_STRIDE;
+// Rows of shared memory are whole multiples of 128 bytes, so that the chunks of a row can change places (chunk_at).
+constexpr int chunks_of(int bytes) { return (bytes + 127) / 128 * 8; }
+constexpr int X_CHUNKS = chunks_of(H_PADDED * ITEM);
+constexpr int DY_CHUNKS = chunks_of(O_PADDED * ITEM);
+constexpr int W_CHUNKS = chunks_of(H_PADDED * PLANES * 2);
+constexpr int X_BYTES = TILE_ROWS * X_CHUNKS * 16;
+constexpr int TILE_BYTES = X_BYTES + TILE_ROWS * DY_CHUNKS * 16;
 
-// A warp's part of the look at rows of x.
-constexpr int WARP_ROWS = TILE_ROWS / WARPS;
+// Statistics of x: every warp takes WARP_ROWS rows, or half of the warps take all.
+constexpr bool HALVES = TILE_ROWS < 8 * WARPS;
+constexpr int LOOKING_WARPS = HALVES ? WARPS / 2 : WARPS;
+constexpr int WARP_ROWS = TILE_ROWS / LOOKING_WARPS;
 
 struct Shared {
-  char* w;  // [O_PADDED][W_STRIDE]: the planes of w
-  char* tiles;  // [STAGES]: rows of x, [TILE_ROWS][X_STRIDE], then of dy, [TILE_ROWS][DY_STRIDE]
+  char* w;  // [O_PADDED][W_CHUNKS]: the planes of w
+  char* tiles;  // [STAGES]: rows of x, [TILE_ROWS][X_CHUNKS], then of dy, [TILE_ROWS][DY_CHUNKS]
   float4* stats;  // [TILE_ROWS]: mean, rest, rstd
   float2* row_sums;  // [ACROSS][TILE_ROWS]: each warp's sums of dn*gamma and dn*gamma*xhat
   float* gamma;  // [H_PADDED]
@@ -278,7 +279,7 @@ struct Shared {
 __device__ __forceinline__ Shared shared_layout() {
   Shared s;
   s.w = reinterpret_cast<char*>(dynamic_shared());
-  s.tiles = s.w + O_PADDED * W_STRIDE;
+  s.tiles = s.w + O_PADDED * W_CHUNKS * 16;
   s.stats = reinterpret_cast<float4*>(s.tiles + STAGES * TILE_BYTES);
   s.row_sums = reinterpret_cast<float2*>(s.stats + TILE_ROWS);
   s.gamma = reinterpret_cast<float*>(s.row_sums + ACROSS * TILE_ROWS);
@@ -286,37 +287,30 @@ __device__ __forceinline__ Shared shared_layout() {
   return s;
 }
 
-// Byte `offset` of a row of x or dy. The chunks of 16 bytes of each 128 change places from row to row so that no two of these lie
-// in the same banks: one chunk of eight rows, two of four, four of two. Rows that are a multiple of eight apart do it alike, so
-// that their addresses differ by constants.
-template <int STRIDE>
-__device__ __forceinline__ char* byte_at(char* rows, int row, int offset) {
-  const int turn = (row & 1) << 6 | (row & 2) << 4 | (row & 4) << 2;
-  return rows + row * STRIDE + offset / 128 * 128 + (offset % 128 ^ turn);
+// A chunk of 16 bytes of a row. The chunks of each 128 bytes change places from row to row so that no two of these lie in the
+// same banks: one chunk of eight rows, two of four, four of two. `turn` is turn_of(row); rows that are a multiple of eight apart
+// share it, so that the addresses of a phase differ by constants.
+__device__ __forceinline__ int turn_of(int row) { return (row & 1) << 6 | (row & 2) << 4 | (row & 4) << 2; }
+template <int CHUNKS>
+__device__ __forceinline__ char* chunk_at(char* rows, int row, int turn, int chunk) {
+  return rows + row * (CHUNKS * 16) + chunk / 8 * 128 + (chunk % 8 * 16 ^ turn);
 }
 // Elements 4 * quad, ... 4 * quad + 3 of a row.
-template <int STRIDE>
-__device__ __forceinline__ data_t* quad_at(char* rows, int row, int quad) {
-  return reinterpret_cast<data_t*>(byte_at<STRIDE>(rows, row, quad * QUAD_BYTES));
-}
-// Where a byte of a row of planes is: of x, of w.
-__device__ __forceinline__ auto in_x(char* rows) {
-  return [=](int row, int offset) { return byte_at<X_STRIDE>(rows, row, offset); };
-}
-__device__ __forceinline__ auto in_w(char* rows) {
-  return [=](int row, int offset) { return rows + row * W_STRIDE + offset; };
+template <int CHUNKS>
+__device__ __forceinline__ data_t* quad_at(char* rows, int row, int turn, int quad) {
+  return reinterpret_cast<data_t*>(chunk_at<CHUNKS>(rows, row, turn, quad * QUAD_BYTES / 16) + quad * QUAD_BYTES % 16);
 }
 
-// Planes of 16-bit values for the tensor cores, of w and x: those of 16 columns lie together, in GROUP bytes. In x they take the
-// place of the values that they were split from.
+// Planes of 16-bit values for the tensor cores. Those of 16 columns lie together: where they were split from float32 values they
+// take the place of these. GROUP: chunks that 16 columns take, all planes.
 template <int GROUP>
-__device__ __forceinline__ int plane_offset(int column_8, int plane) {
-  return column_8 / 2 * GROUP + plane * 32 + column_8 % 2 * 16;
+__device__ __forceinline__ int plane_chunk(int column_8, int plane) {
+  return column_8 / 2 * GROUP + plane * PLANE_CHUNKS + column_8 % 2;
 }
 // The fragments of two neighbouring matrix products hold columns 2t, 2t+1, 2t+8, 2t+9 of 16, t = lane % 4. So that these are four
-// neighbours of the tensor, columns are stored in another order: 4t, ... 4t+3 at these places. `at`: in_x or in_w.
-template <int GROUP, class At>
-__device__ __forceinline__ void store_planes(At at, int row, int quad, const float (&values)[4]) {
+// neighbours of the tensor, columns are stored in another order: 4t, ... 4t+3 at these places.
+template <int CHUNKS, int GROUP>
+__device__ __forceinline__ void store_planes(char* rows, int row, int turn, int quad, const float (&values)[4]) {
   unsigned pair[2][PLANES];
   split_pair(pair[0], values[0], values[1]);
   split_pair(pair[1], values[2], values[3]);
@@ -324,22 +318,23 @@ __device__ __forceinline__ void store_planes(At at, int row, int quad, const flo
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int plane = 0; plane < PLANES; ++plane) {
-      *reinterpret_cast<unsigned*>(at(row, plane_offset<GROUP>(quad / 4 * 2 + half, plane) + quad % 4 * 4)) = pair[half][plane];
+      char* chunk = chunk_at<CHUNKS>(rows, row, turn, plane_chunk<GROUP>(quad / 4 * 2 + half, plane));
+      reinterpret_cast<unsigned*>(chunk)[quad % 4] = pair[half][plane];
     }
   }
 }
 
 // The fragments of b for 16 rows of depth from row `k`, and for groups of 16 columns from `group_0`; b is stored by depth.
-template <int GROUP, int COUNT, class At>
-__device__ __forceinline__ void load_b(unsigned (&b)[COUNT][PLANES][2], At at, int k, int group_0) {
+template <int CHUNKS, int GROUP, int COUNT>
+__device__ __forceinline__ void load_b(unsigned (&b)[COUNT][PLANES][2], char* rows, int k, int group_0) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < COUNT; n += 2) {
 #pragma unroll
     for (int plane = 0; plane < PLANES; ++plane) {
       unsigned pair[4];
-      const int offset = plane_offset<GROUP>(2 * (group_0 + n / 2), plane) + lane / 16 * 16;
-      load_matrices_transposed(pair, at(k + lane % 16, offset));
+      load_matrices_transposed(pair, chunk_at<CHUNKS>(rows, k + lane % 16, turn_of(lane % 8),
+                                                      (group_0 + n / 2) * GROUP + plane * PLANE_CHUNKS + lane / 16));
       b[n][plane][0] = pair[0];
       b[n][plane][1] = pair[1];
       b[n + 1][plane][0] = pair[2];
@@ -348,16 +343,20 @@ __device__ __forceinline__ void load_b(unsigned (&b)[COUNT][PLANES][2], At at, i
   }
 }
 
-constexpr int steps_at_once(int) { return 1; }
-
-// sums += a @ b for one tile of 16 rows and all columns of a warp.
-template <int STEPS, int COUNT>
-__device__ __forceinline__ void add_products(float (&sums)[COUNT][4], const unsigned (&a)[STEPS][PLANES][4],
-                                             const unsigned (&b)[STEPS][COUNT][PLANES][2]) {
+// sums += a @ b for all fragments at once, products of small parts first: neighbouring instructions have sums of their own.
+template <int COUNT_A, int COUNT_B>
+__device__ __forceinline__ void multiply_all(float (&sums)[COUNT_A][COUNT_B][4], const unsigned (&a)[COUNT_A][PLANES][4],
+                                             const unsigned (&b)[COUNT_B][PLANES][2]) {
 #pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
+  for (int order = PLANES - 1; order >= 0; --order) {
 #pragma unroll
-    for (int j = 0; j < COUNT; ++j) multiply_planes(sums[j], a[step][0], b[step][j][0]);
+    for (int plane = order; plane >= 0; --plane) {
+#pragma unroll
+      for (int i = 0; i < COUNT_A; ++i) {
+#pragma unroll
+        for (int j = 0; j < COUNT_B; ++j) multiply_planes(sums[i][j], a[i][plane], b[j][order - plane]);
+      }
+    }
   }
 }
 
@@ -388,7 +387,7 @@ __device__ __forceinline__ Tile tile_at(const Params& p, const Shared& s, int st
 }
 
 // Starts to copy `valid` rows of WIDTH values; what has no source, of TILE_ROWS rows of PADDED values, becomes zero.
-template <int WIDTH, int PADDED, int STRIDE>
+template <int WIDTH, int PADDED, int CHUNKS>
 __device__ __forceinline__ void stage_rows(char* to, const data_t* from, int valid) {
   constexpr int VALUES = 16 / ITEM, USED = PADDED / VALUES;  // values of a chunk, chunks of a row that are ever read
   if (WIDTH % VALUES == 0 && is_aligned(from, 16)) {
@@ -399,21 +398,23 @@ __device__ __forceinline__ void stage_rows(char* to, const data_t* from, int val
       const int chunk = THREADS % USED == 0 ? threadIdx.x % USED : (step * THREADS + threadIdx.x) % USED;
       if (TILE_ROWS * USED % THREADS != 0 && row >= TILE_ROWS) break;
       const bool exists = row < valid && chunk * VALUES < WIDTH;
-      copy_async_or_zero<16>(byte_at<STRIDE>(to, row, chunk * 16), from + row * WIDTH + chunk * VALUES, exists);
+      const int turn = turn_of(THREADS / USED % 8 == 0 ? threadIdx.x / USED : row);
+      copy_async_or_zero<16>(chunk_at<CHUNKS>(to, row, turn, chunk), from + row * WIDTH + chunk * VALUES, exists);
     }
     return;
   }
-#pragma unroll(WIDTH % VALUES == 0 ? 1 : 4)
+#pragma unroll 4
   for (int i = threadIdx.x; i < TILE_ROWS * PADDED; i += THREADS) {
     const int row = i / PADDED, column = i % PADDED;
-    quad_at<STRIDE>(to, row, column / 4)[column % 4] = row < valid && column < WIDTH ? from[row * WIDTH + column] : data_t{};
+    data_t* const quad = quad_at<CHUNKS>(to, row, turn_of(row), column / 4);
+    quad[column % 4] = row < valid && column < WIDTH ? from[row * WIDTH + column] : data_t{};
   }
 }
 __device__ __forceinline__ void stage_tile(const Params& p, char* to, int64_t tile, bool want_x) {
   const int64_t first = tile * TILE_ROWS, left = p.rows - first;
   const int valid = left < TILE_ROWS ? static_cast<int>(left) : TILE_ROWS;
-  if (want_x) stage_rows<HIDDEN, H_PADDED, X_STRIDE>(to, p.x + first * HIDDEN, valid);
-  stage_rows<OUT, O_PADDED, DY_STRIDE>(to + X_BYTES, p.dy + first * OUT, valid);
+  if (want_x) stage_rows<HIDDEN, H_PADDED, X_CHUNKS>(to, p.x + first * HIDDEN, valid);
+  stage_rows<OUT, O_PADDED, DY_CHUNKS>(to + X_BYTES, p.dy + first * OUT, valid);
 }
 
 // Four neighbouring elements, at an address that is a multiple of their size. Spelled as one number: a compiler does not always
@@ -444,7 +445,8 @@ __device__ __forceinline__ void load_w(const Params& p, const Shared& s) {
   for (int step = 0; step < STEPS; ++step) {
     const int o = first + step * SHARING;
     if (!working || o >= O_PADDED) break;
-    store_planes<W_GROUP>(in_w(s.w), o, quad, w[step]);
+    const int row = o;
+    store_planes<W_CHUNKS, PLANE_CHUNKS * PLANES>(s.w, row, turn_of(row), quad, w[step]);
   }
   if (first > 0) return;
   float gamma[4];
@@ -454,42 +456,41 @@ __device__ __forceinline__ void load_w(const Params& p, const Shared& s) {
   }
   store_quad(s.gamma + 4 * quad, gamma);
 }
+constexpr float XHAT_SCALE = 1.0f, XHAT_INVERSE_SCALE = 1.0f;
 
-// Statistics of the rows of x, eight lanes a row. Rows that do not exist get zeros, which makes their xhat zero.
+// Statistics of the rows of x, four lanes a row. Rows that do not exist get zeros, which makes their xhat zero.
 __device__ __forceinline__ void tile_statistics(const Params& p, const Shared& s, const Tile& t) {
-  constexpr int GROUPS = (H_PADDED + 31) / 32;
+  constexpr int GROUPS = H_PADDED / 16;
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int step = 0; step < WARP_ROWS / 4; ++step) {
-    const int row = (step * WARPS + threadIdx.x / 32) * 4 + lane / 8;
+  for (int step = 0; step < WARP_ROWS / 8; ++step) {
+    const int row = threadIdx.x / 32 * WARP_ROWS + step * 8 + lane / 4;
     RowStats stats = {};
     if (p.mean && p.rstd) {
-      if (row < t.valid && lane % 8 == 0) stats = {p.mean[t.first + row], 0.0f, p.rstd[t.first + row]};
+      if (row < t.valid && lane % 4 == 0) stats = {p.mean[t.first + row], 0.0f, p.rstd[t.first + row]};
     } else {
-      float x[GROUPS][4] = {}, sum[4] = {}, sum_d[4] = {}, sum_d2[4] = {};
+      float x[GROUPS][4], sum[4] = {}, sum_d[4] = {}, sum_d2[4] = {};
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group) {
-        const int quad = group * 8 + lane % 8;
-        if (H_PADDED % 32 == 0 || quad * 4 < H_PADDED) load(x[group], quad_at<X_STRIDE>(t.x, row, quad), true);
+        load(x[group], quad_at<X_CHUNKS>(t.x, row, turn_of(lane / 4), group * 4 + lane % 4), true);
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[i] += x[group][i];
       }
-      const float mean = lane_sum<8>((sum[0] + sum[1]) + (sum[2] + sum[3])) / HIDDEN;
+      const float mean = lane_sum<4>((sum[0] + sum[1]) + (sum[2] + sum[3])) / HIDDEN;
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const bool inside = HIDDEN == 32 * GROUPS || group * 32 + lane % 8 * 4 + i < HIDDEN;
-          const float d = inside ? x[group][i] - mean : 0.0f;
+          const float d = H_PADDED == HIDDEN || group * 16 + lane % 4 * 4 + i < HIDDEN ? x[group][i] - mean : 0.0f;
           sum_d[i] += d;
           sum_d2[i] = fmaf(d, d, sum_d2[i]);
         }
       }
-      stats = row_stats(mean, lane_sum<8>((sum_d[0] + sum_d[1]) + (sum_d[2] + sum_d[3])),
-                        lane_sum<8>((sum_d2[0] + sum_d2[1]) + (sum_d2[2] + sum_d2[3])), p.eps);
+      stats = row_stats(mean, lane_sum<4>((sum_d[0] + sum_d[1]) + (sum_d[2] + sum_d[3])),
+                        lane_sum<4>((sum_d2[0] + sum_d2[1]) + (sum_d2[2] + sum_d2[3])), p.eps);
       if (row >= t.valid) stats = {};
     }
-    if (lane % 8 == 0) s.stats[row] = make_float4(stats.mean, stats.rest, stats.rstd, 0.0f);
+    if (lane % 4 == 0) s.stats[row] = make_float4(stats.mean, stats.rest, stats.rstd, 0.0f);
   }
 }
 
@@ -497,9 +498,9 @@ __device__ __forceinline__ void tile_statistics(const Params& p, const Shared& s
 // four neighbours of each group in one row of each half.
 constexpr int ROW_TILES = TILE_ROWS * ACROSS / (16 * WARPS);
 constexpr int GROUPS_H = H_PADDED / (16 * ACROSS);
-constexpr int DN_STEPS_AT_ONCE = steps_at_once(O_PADDED / K_STEP);
 __device__ __forceinline__ int first_row() { return threadIdx.x / 32 / ACROSS * (16 * ROW_TILES); }
 __device__ __forceinline__ int own_row(int tile, int half) { return first_row() + tile * 16 + half * 8 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int own_turn() { return turn_of(threadIdx.x % 32 / 4); }
 __device__ __forceinline__ int own_quad(int group) {
   return (threadIdx.x / 32 % ACROSS * GROUPS_H + group) * 4 + threadIdx.x % 4;
 }
@@ -522,12 +523,12 @@ struct Rows {
       for (int half = 0; half < 2; ++half) {
         const int row = own_row(tile, half);
         const float4 kept = s.stats[row];
+        const float rstd = kept.z * XHAT_SCALE, rest = kept.y * rstd;
         factor[tile][half] = kept.z;
-        const float rstd = kept.z, rest = kept.y * rstd;
 #pragma unroll
         for (int group = 0; group < GROUPS_H; ++group) {
           float (&xhat_4)[4] = xhat[tile][half][group];
-          load(xhat_4, quad_at<X_STRIDE>(t.x, row, own_quad(group)), true);
+          load(xhat_4, quad_at<X_CHUNKS>(t.x, row, own_turn(), own_quad(group)), true);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const bool inside = H_PADDED == HIDDEN || own_quad(group) * 4 + i < HIDDEN;
@@ -537,28 +538,26 @@ struct Rows {
       }
     }
     __syncwarp();  // the lanes of a row have read it
-    if (want_g) store_xhat(t);
-  }
-
-  __device__ __forceinline__ void store_xhat(const Tile& t) const {
+    if (!want_g) return;
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int group = 0; group < GROUPS_H; ++group) {
-          store_planes<X_GROUP>(in_x(t.x), own_row(tile, half), own_quad(group), xhat[tile][half][group]);
+          store_planes<X_CHUNKS, ITEM>(t.x, own_row(tile, half), own_turn(), own_quad(group), xhat[tile][half][group]);
         }
       }
     }
   }
 
-  // Fragments of dy for step `k` of depth and 16 rows.
-  __device__ __forceinline__ static void load_a(unsigned (&a)[PLANES][4], const Tile& t, int tile, int k) {
-    const int lane = threadIdx.x % 32, row = first_row() + tile * 16 + lane % 16;
+  // Fragments of dy for step `k` of depth.
+  __device__ __forceinline__ static void load_a(unsigned (&a)[ROW_TILES][PLANES][4], const Tile& t, int k) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int plane = 0; plane < PLANES; ++plane) {
-      load_matrices(a[plane], byte_at<DY_STRIDE>(t.dy, row, plane * (O_PADDED * 2) + k * 32 + lane / 16 * 16));
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+      const int row = first_row() + tile * 16 + lane % 16;
+      load_matrices(a[tile][0], chunk_at<DY_CHUNKS>(t.dy, row, turn_of(lane % 8), 2 * k + lane / 16));
     }
   }
 
@@ -573,21 +572,18 @@ struct Rows {
         for (int i = 0; i < 4; ++i) g[tile][n][i] = 0.0f;
       }
     }
-    constexpr int AT_ONCE = DN_STEPS_AT_ONCE;
-#pragma unroll
-    for (int k = 0; k < O_PADDED / K_STEP; k += AT_ONCE) {
-      unsigned b[AT_ONCE][2 * GROUPS_H][PLANES][2];
-#pragma unroll
-      for (int step = 0; step < AT_ONCE; ++step) {
-        load_b<W_GROUP>(b[step], in_w(s.w), (k + step) * K_STEP, group_0);
-      }
-#pragma unroll
-      for (int tile = 0; tile < ROW_TILES; ++tile) {
-        unsigned a[AT_ONCE][PLANES][4];
-#pragma unroll
-        for (int step = 0; step < AT_ONCE; ++step) load_a(a[step], t, tile, k + step);
-        add_products(g[tile], a, b);
-      }
+    constexpr int STEPS = O_PADDED / K_STEP;
+    unsigned b[1 + AHEAD][2 * GROUPS_H][PLANES][2];
+    unsigned a[1 + AHEAD][ROW_TILES][PLANES][4];
+    const auto load_step = [&](int k) {
+      load_b<W_CHUNKS, PLANE_CHUNKS * PLANES>(b[k % (1 + AHEAD)], s.w, k * K_STEP, group_0);
+      load_a(a[k % (1 + AHEAD)], t, k);
+    };
+    if (AHEAD) load_step(0);
+#pragma unroll(AHEAD ? STEPS : 2)
+    for (int k = 0; k < STEPS; ++k) {
+      if (k + AHEAD < STEPS) load_step(k + AHEAD);
+      multiply_all(g, a[k % (1 + AHEAD)], b[k % (1 + AHEAD)]);
     }
   }
 
@@ -634,7 +630,7 @@ struct Rows {
           const float2 more = s.row_sums[other * TILE_ROWS + row];
           sums = make_float2(sums.x + more.x, sums.y + more.y);
         }
-        const float mean_g = sums.x / HIDDEN, mean_g_xhat = sums.y / HIDDEN;
+        const float mean_g = sums.x / HIDDEN, mean_g_xhat = sums.y * (XHAT_INVERSE_SCALE * XHAT_INVERSE_SCALE) / HIDDEN;
 #pragma unroll
         for (int group = 0; group < GROUPS_H; ++group) {
           const int h = own_quad(group) * 4;
@@ -655,7 +651,6 @@ struct Rows {
 };
 constexpr int TILES_O = O_PADDED / (16 * G_WARPS_O);  // fragments of 16 rows of G, one warp
 constexpr int GROUPS_G = H_PADDED / (16 * G_WARPS_H);  // groups of 16 columns of G, one warp
-constexpr int G_STEPS_AT_ONCE = steps_at_once(TILE_ROWS / K_STEP);
 
 struct Columns {
   float g[TILES_O][2 * GROUPS_G][4];  // part of G, as fragments of sums
@@ -663,41 +658,49 @@ struct Columns {
   float db[(TILES_O + G_WARPS_H - 1) / G_WARPS_H][4];
 
   __device__ __forceinline__ static int first_group() { return threadIdx.x / 32 % G_WARPS_H * GROUPS_G; }
-  // Row of G of a lane's fragment.
-  __device__ __forceinline__ static int out_of(int tile, int half) {
+  // Row of G, in the order in which they are stored, of a lane's fragment.
+  __device__ __forceinline__ static int place_o(int tile, int half) {
     return (threadIdx.x / 32 / G_WARPS_H * TILES_O + tile) * 16 + half * 8 + threadIdx.x % 32 / 4;
   }
+  __device__ __forceinline__ static int out_of(int tile, int half) {
+    const int place = place_o(tile, half);
+    return place;
+  }
+
   // Whether this warp sums the columns of dy that are rows of G in this tile.
   __device__ __forceinline__ static bool sums_dy(int tile) { return threadIdx.x / 32 % G_WARPS_H == tile % G_WARPS_H; }
 
-  // Fragments of dy^T for 16 rows of depth from row `k` and 16 rows of G.
-  __device__ __forceinline__ static void load_a(unsigned (&a)[PLANES][4], const Tile& t, int tile, int k) {
-    const int lane = threadIdx.x % 32, row = k + lane / 16 * 8 + lane % 8, group_0 = threadIdx.x / 32 / G_WARPS_H * TILES_O;
+  // Fragments of dy^T for 16 rows of depth from row `k`.
+  __device__ __forceinline__ static void load_a(unsigned (&a)[TILES_O][PLANES][4], const Tile& t, int k) {
+    const int lane = threadIdx.x % 32, group_0 = threadIdx.x / 32 / G_WARPS_H * TILES_O;
 #pragma unroll
-    for (int plane = 0; plane < PLANES; ++plane) {
-      const int offset = plane * (O_PADDED * 2) + (group_0 + tile) * 32 + lane / 8 % 2 * 16;
-      load_matrices_transposed(a[plane], byte_at<DY_STRIDE>(t.dy, row, offset));
+    for (int tile = 0; tile < TILES_O; ++tile) {
+#pragma unroll
+      for (int plane = 0; plane < PLANES; ++plane) {
+        const int row = k + lane / 16 * 8 + lane % 8, chunk = (group_0 + tile) * ITEM + plane * PLANE_CHUNKS + lane / 8 % 2;
+        load_matrices_transposed(a[tile][plane], chunk_at<DY_CHUNKS>(t.dy, row, turn_of(lane % 8), chunk));
+      }
     }
   }
 
   // Adds the tile's rows to G and to the sums of dy.
   __device__ __forceinline__ void accumulate(const Shared& s, const Tile& t, bool want_g) {
+    auto& part = g;
+    constexpr int STEPS = TILE_ROWS / K_STEP;
     const unsigned one = pack_bf16(1.0f, 1.0f), ones[2] = {one, one};
-    constexpr int AT_ONCE = G_STEPS_AT_ONCE;
-#pragma unroll
-    for (int k = 0; k < TILE_ROWS / K_STEP; k += AT_ONCE) {
-      unsigned b[AT_ONCE][2 * GROUPS_G][PLANES][2];
-#pragma unroll
-      for (int step = 0; step < AT_ONCE; ++step) {
-        if (want_g) load_b<X_GROUP>(b[step], in_x(t.x), (k + step) * K_STEP, first_group());
-      }
+    unsigned a[1 + AHEAD][TILES_O][PLANES][4], b[1 + AHEAD][2 * GROUPS_G][PLANES][2];
+    const auto load_step = [&](int k) {
+      load_a(a[k % (1 + AHEAD)], t, k * K_STEP);
+      if (want_g) load_b<X_CHUNKS, ITEM>(b[k % (1 + AHEAD)], t.x, k * K_STEP, first_group());
+    };
+    if (AHEAD) load_step(0);
+#pragma unroll(AHEAD ? STEPS : 2)
+    for (int k = 0; k < STEPS; ++k) {
+      if (k + AHEAD < STEPS) load_step(k + AHEAD);
+      if (want_g) multiply_all(part, a[k % (1 + AHEAD)], b[k % (1 + AHEAD)]);
 #pragma unroll
       for (int tile = 0; tile < TILES_O; ++tile) {
-        unsigned a[AT_ONCE][PLANES][4];
-#pragma unroll
-        for (int step = 0; step < AT_ONCE; ++step) load_a(a[step], t, tile, (k + step) * K_STEP);
-        if (want_g) add_products(g[tile], a, b);
-        if (sums_dy(tile)) multiply_planes(db[tile / G_WARPS_H], a[0][0], ones);
+        if (sums_dy(tile)) multiply_planes(db[tile / G_WARPS_H], a[k % (1 + AHEAD)][tile][0], ones);
       }
     }
   }
@@ -794,11 +797,11 @@ struct Columns {
   }
 };
 
-// Two tasks that need nothing of each other. With TURNS, warps of a block that share a scheduler do them in opposite order: while
-// one feeds the tensor cores, the other does not.
+// Two tasks that need nothing of each other. Warps of a block that share a scheduler do them in opposite order: while one feeds the
+// tensor cores, the other does not.
 template <class First, class Second>
 __device__ __forceinline__ void in_turns(First first, Second second) {
-  if constexpr (!TURNS) {
+  if constexpr (WARPS == 4) {
     first();
     second();
   } else {
@@ -819,6 +822,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tile_mma(const __g
   const int64_t tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS;
   Columns columns = {};
 
+  const auto look = [&](const Tile& t) {
+    if (want_x && (!HALVES || threadIdx.x < THREADS / 2)) tile_statistics(p, s, t);
+  };
+
   int64_t tile = blockIdx.x, next = tile;  // next: the first that is not on its way yet
 #pragma unroll
   for (int stage = 0; stage < (STAGES == 1 ? 1 : STAGES - 1); ++stage, next += gridDim.x) {
@@ -826,30 +833,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tile_mma(const __g
     commit_copies();
   }
   if (want_dx) load_w(p, s);
+  wait_for_copy_groups<STAGES == 3 ? 1 : 0>();
+  __syncthreads();
+  if (tile < tiles) look(tile_at(p, s, 0, tile));
 
   for (int stage = 0; tile < tiles; tile += gridDim.x) {
-    wait_for_copy_groups<STAGES == 3 ? 1 : 0>();
-    __syncthreads();  // the tile is there; all warps are done with the tile before
+    __syncthreads();  // statistics and maxima are there; all warps are done with the tile before
     if constexpr (STAGES > 1) {
       if (next < tiles) stage_tile(p, s.tiles + (stage == 0 ? STAGES - 1 : stage - 1) * TILE_BYTES, next, want_x);
       commit_copies();
       next += gridDim.x;
     }
     const Tile t = tile_at(p, s, stage, tile);
-    if (want_x) tile_statistics(p, s, t);
-    __syncthreads();  // statistics are there
     Rows rows;
-    in_turns([&] { if (want_dx) rows.multiply_by_w(s, t); }, [&] { if (want_x) rows.normalize(s, t, want_g); });
+    in_turns([&] { if (want_x) rows.normalize(s, t, want_g); }, [&] { if (want_dx) rows.multiply_by_w(s, t); });
     if (want_dx) rows.add_up(s);
-    __syncthreads();  // xhat and the sums over rows are there
-    in_turns([&] { if (want_dx) rows.finish(p, s, t); },
-             [&] { if (want_db) columns.accumulate(s, t, want_g); });
+    if constexpr (STAGES > 1) wait_for_copy_groups<STAGES - 2>();
+    __syncthreads();  // xhat, the sums over rows and the next tile are there
+    if (want_dx) rows.finish(p, s, t);
+
+    const bool last = tile + gridDim.x >= tiles;
+    const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
     if constexpr (STAGES == 1) {
+      if (want_db) columns.accumulate(s, t, want_g);
+      if (last) break;
       __syncthreads();  // all warps are done with the tile
-      if (tile + gridDim.x < tiles) stage_tile(p, s.tiles, tile + gridDim.x, want_x);
+      stage_tile(p, s.tiles, tile + gridDim.x, want_x);
       commit_copies();
+      wait_for_copy_groups<0>();
+      __syncthreads();
+      look(tile_at(p, s, 0, tile + gridDim.x));
+    } else {
+      in_turns([&] { if (want_db) columns.accumulate(s, t, want_g); },
+               [&] { if (!last) look(tile_at(p, s, next_stage, tile + gridDim.x)); });
     }
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage = next_stage;
   }
   columns.emit_all(p, s);
 }
