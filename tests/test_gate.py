@@ -212,16 +212,18 @@ def test_on_the_cpu_an_audit_varies_the_order_of_blocks_and_threads(host_executo
 # --- what is said ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_interrupted_says_that_its_winner_was_not_examined() -> None:
+@pytest.mark.parametrize("at", ["trying candidates", "examining the fastest"])
+def test_a_run_that_is_interrupted_says_that_its_winner_was_not_examined(at: str) -> None:
     def interrupt(event: Event) -> None:
-        if event.done == 3:
+        if event.stage == at and event.done == 1:
             raise KeyboardInterrupt
 
-    run = TuningRun(Request(SHAPE, variants=(VARIANT,)), FakeGpu(by_place), on_event=interrupt)
+    run = TuningRun(Request(SHAPE, variants=(VARIANT,)), FakeGpu(by_place, {VALID[0]: right_at(SEEN)}), on_event=interrupt)
     with pytest.raises(KeyboardInterrupt):
         run.execute()
     result = run.result()
-    assert result.winner is not None
+    assert result.winner is not None and result.winner.status is Status.OK
+    assert result.winner.config == VALID[1] or at == "trying candidates"
     assert "* safety gate: not run, the run ended before." in report_markdown(result, interrupted=True)
     assert json.loads(best_json(result))["gate"] == [
         {"name": "safety gate", "outcome": "not run", "said": "the run ended before"}]

@@ -278,19 +278,21 @@ class TuningRun:
         store = self._executor.store if isinstance(self._executor, Workers) else self._store.root
         gate = open_gate(judge, self._executor, self.problem, store, self._request.deterministic, self._closes)
         fastest = contenders(self._records.values(), self._fastest)
-        self._fastest = None
         for done, record in enumerate(fastest):
+            self._fastest = record.config
             self._tell("examining the fastest", done, len(fastest))
             try:
                 passage = gate.examine(record)
             except DeviceLost as error:
                 self._records[record.config] = replace(record, status=Status.LAUNCH_ERROR, reason=str(error))
+                self._fastest = None
                 return self._lose(record.config, error)
             self._records[record.config] = passage.record
             if passage.passed:
-                self._fastest, self._checks = record.config, passage.checks
+                self._checks = passage.checks
                 return
             self._said += (passage.rejection,)
+            self._fastest = None
 
     def _judge(self, report: Report | None = None) -> Judge:
         eps, seed, regime = self._request.eps, self._request.seed, as_regime(self._request.regime)
