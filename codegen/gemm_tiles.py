@@ -216,9 +216,9 @@ class Tiles:
     @property
     def registers(self) -> int:
         """Estimate for a thread of gemm_mma: sums, twice where they are promoted, a set of fragments, and 48 for the next set, as
-        much of it as fits, and for addresses; or sums, as many values of xhat, and 48. Where the main loop takes values apart,
-        that next set in full, what is held of the operands, and 72, more in deeper stages. Where values are whole: two sets of
-        them, low parts of one, what is held of x, and 50. From compiled kernels."""
+        much of it as fits, and for addresses. Where the main loop takes values apart, that next set in full, what is held of the
+        operands, and 72, more in deeper stages. Where values are whole: two sets of them, low parts of one, what is held of x,
+        and 50. From compiled kernels."""
         warp_m, warp_n = self.block_m // self.warps_m, self.block_n // self.warps_n
         sums = warp_m * warp_n // 32
         fragments = self.planes * (warp_m // 16 * 4 + warp_n // 8 * 2)
@@ -230,4 +230,4 @@ class Tiles:
             loop = sums * (2 if self.promote else 1) + 2 * values + 12 * (self.planes - 1) + self.held_registers + 50
         elif not self.splits_first:
             loop += fragments + self.held_registers + 72 - 48 + self.planes * (self.block_k - 32) // 2
-        return max(loop, sums * (2 if self.finishes else 1) + 48)
+        return loop

@@ -16,7 +16,7 @@ from codegen.render import Source, render
 from codegen.space import valid_configs
 from tests.fake_gpu import FakeGpu, failing_launch, rugged
 from tests.numpy_kernels import FAULTY_KERNELS, PLAIN
-from tests.variant_cases import EVERY, SMALL_SHAPE, TYPED, accuracy_of, is_emulated
+from tests.variant_cases import EVERY, SMALL_SHAPE, TYPED, is_emulated
 from tuner.costmodel import plausible_us, predict
 from tuner.errors import NoValidKernel
 from tuner.evaluate import Evaluator
@@ -140,7 +140,7 @@ MATRIX_PLANTS: Mapping[str, Plant] = {
 }
 """For kernels that multiply on tensor cores."""
 
-SPLIT = {config.variant: config for config in EVERY if is_emulated(config.variant) and accuracy_of(config) == "fp32"}
+SPLIT = {config.variant: config for config in EVERY if is_emulated(config.variant) and config["arithmetic"] == "fp16x3"}
 NATIVE = {(config.variant, dtype, param_dtype): config for config, dtype, param_dtype in TYPED
           if is_emulated(config.variant) and (dtype, param_dtype) in (("bfloat16", "bfloat16"), ("float16", "float32"))}
 PLANTED = [(config, "float32", "float32", name) for config in SPLIT.values() for name in MATRIX_PLANTS]
