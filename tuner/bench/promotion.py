@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from tuner.errors import InputError, InputTypeError, TunerError
 from tuner.executors import Executor
 from tuner.inputs import Inputs, random_inputs
 from tuner.known import reports_folder
+from tuner.pipeline import workers
 from tuner.provenance import now, version
 from tuner.records import write_text
 
@@ -79,8 +81,11 @@ def measure(executor: Executor, judge: Judging, inputs: Inputs) -> dict[tuple[st
         CompileError, LaunchError: one of them does not compile or run.
     """
     problem = Problem(inputs.rows, inputs.hidden, inputs.out, wants=frozenset(SHOWN))
-    return {key: judge.errors(executor.compile(render(problem, config)).run(inputs, problem.wants).present())
-            for key, config in configs(problem, executor.limits).items()}
+    chosen = configs(problem, executor.limits)
+    with ThreadPoolExecutor(workers()) as pool:
+        programs = pool.map(lambda config: executor.compile(render(problem, config)), chosen.values())
+        return {key: judge.errors(program.run(inputs, problem.wants).present())
+                for key, program in zip(chosen, programs, strict=True)}
 
 
 def table(errors: Mapping[tuple[str, int], Errors], peer: Errors) -> list[str]:
