@@ -53,8 +53,9 @@ def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
 
 
 def _sums_dy(problem: Problem, tiles: Tiles) -> bool:
-    """Whether db comes from the dy that the products of G read as it is: 16-bit values are multiplied with ones, others added."""
-    return (problem.dtype != "float32" or tiles.raw_dy) and _needs(problem)[1]
+    """Whether db comes from the dy that the products of G read as it is: 16-bit values are multiplied with ones, others added.
+    dbeta alone needs no such products."""
+    return (problem.dtype != "float32" or tiles.raw_dy) and bool(problem.wants & {"dw", "dgamma"})
 
 
 def _finishes_rows(problem: Problem, params: Params) -> bool:

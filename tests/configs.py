@@ -11,7 +11,8 @@ from codegen.variants import VARIANTS
 
 def config_with(problem: Problem, limits: Limits, variant: str, reduction: str) -> Config | None:
     """The variant's defaults with this reduction; where they do not go together, the nearest config that can run, if any."""
-    return nearest_runnable(problem, make_config(variant, {"reduction": reduction}), limits, ("reduction",))
+    kept = ("reduction", "arithmetic") if problem.dtype == "float32" else ("reduction",)  # 16-bit data has one of its own
+    return nearest_runnable(problem, make_config(variant, {"reduction": reduction}), limits, kept)
 
 
 def every_reduction(problem: Problem, limits: Limits) -> list[Config]:

@@ -20,6 +20,7 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
   const float* x = p.x;
   float* y = p.y;
   char* s = reinterpret_cast<char*>(dynamic_shared());
+  prefetch_l2(x);
   copy_async<1>(dynamic_shared(), x);
   copy_async<2>(dynamic_shared(), x);
   copy_async<4>(dynamic_shared(), x);

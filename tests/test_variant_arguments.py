@@ -10,7 +10,18 @@ import pytest
 from codegen.config import Config
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Problem, Shape
 from codegen.variants import VARIANTS
-from tests.variant_cases import EACH, accuracy_of, assert_right, compiled, each_config, fitted, problem_of
+from tests.variant_cases import (
+    EACH,
+    TYPED,
+    accuracy_of,
+    assert_right,
+    compiled,
+    each_config,
+    fitted,
+    is_emulated,
+    label,
+    problem_of,
+)
 from tuner.compare import bound_fault
 from tuner.executors import Executor
 from tuner.inputs import Gradients, Inputs, random_inputs
@@ -35,6 +46,26 @@ def test_every_mask_of_wanted_gradients(executor: Executor, variant: str, mask: 
     if config["reduction"] != "atomic" and variant.startswith("row_"):
         for name in wants:
             np.testing.assert_array_equal(getattr(rest, name), getattr(got, name), err_msg=name)
+
+
+# db may come from the products of G, which dbeta and db alone do not need: by a kernel of their own, and by that of all five.
+SUMS_ALONE = [frozenset(names) for names in (("dbeta",), ("db",), ("db", "dbeta"), ("dx", "dbeta"), ("dgamma", "db"))]
+IN_EVERY_WAY = [(config, "float32", "float32") for config in EACH if is_emulated(config.variant)]
+IN_EVERY_WAY += [case for case in TYPED if is_emulated(case[0].variant) and case[1] == case[2]]
+
+
+@pytest.mark.parametrize(("config", "dtype", "param_dtype"), [
+    pytest.param(*case, id="-".join((label(case[0]), case[1]))) for case in IN_EVERY_WAY])
+def test_sums_of_dy_without_products(executor: Executor, config: Config, dtype: str, param_dtype: str) -> None:
+    inputs = random_inputs(37, 20, 12, dtype=dtype, param_dtype=param_dtype)
+    chosen = fitted(config, SHAPE, dtype, param_dtype)
+    assert chosen is not None
+    accuracy = accuracy_of(chosen, dtype)
+    for wants in SUMS_ALONE:
+        rest = compiled(executor, problem_of(chosen, inputs), chosen).run(inputs, wants)
+        assert bound_fault(inputs, rest, wants, accuracy) is None, wants
+    for wants in SUMS_ALONE[:3]:
+        assert_right(executor, chosen, inputs, wants)
 
 
 @each_config

@@ -927,9 +927,7 @@ __device__ __forceinline__ void gradient_tile(const Params& p, int part, int til
   const int64_t begin = part * steps < all_steps ? part * steps : all_steps;
   const int64_t end = begin + steps < all_steps ? begin + steps : all_steps;
   const int64_t first_row = begin * PART, end_row = end * PART < p.rows ? end * PART : p.rows;
-  // dbeta needs no G: then nothing is multiplied, and the tile is here for its columns alone.
-  const bool needs_g = (WANT_DW && p.dw) || (WANT_DGAMMA && p.dgamma);
-  const int tiles = needs_g ? static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K) : 0;
+  const int tiles = static_cast<int>((end_row - first_row + BLOCK_K - 1) / BLOCK_K);
   const auto scales_at = [&](int step, int i) {
   };
   // db is the product of dy^T with ones; the warps that have the same rows share it out.
@@ -1056,7 +1054,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_mma(const __grid_c
   int block = blockIdx.x;
   const int g_blocks = p.splits * (G_TILES_O * TILES_H);
   if (block < g_blocks) {
-    if (!(p.dw || p.dgamma || p.dbeta)) return;
+    if (!(p.dw || p.dgamma || p.dbeta || p.db)) return;
     const int part = block / (G_TILES_O * TILES_H);
     const TileIndex tile = tile_index(block % (G_TILES_O * TILES_H), G_TILES_O, TILES_H);
     return gradient_tile(p, part, tile.row, tile.column);

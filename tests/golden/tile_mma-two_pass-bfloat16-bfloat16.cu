@@ -242,7 +242,6 @@ __device__ __forceinline__ void split_pair(unsigned (&planes)[PLANES], float fir
 __device__ __forceinline__ void multiply_planes(float (&acc)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   mma_bf16(acc, a, b);
 }
-constexpr unsigned ONES = 0x3f803f80u;  // a pair of them
 
 // One pass over x and dy. A block stays for many tiles of TILE_ROWS rows, and while it works on one the next is on its way to
 // shared memory. It keeps w there, split for the tensor cores, and its part of G = dy^T @ xhat in registers; what the parameter
