@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ from tests.trials import read_trials
 from tuner import cli
 from tuner.calls import configs
 from tuner.errors import ToolchainError
+from tuner.outcome import TuneResult
+from tuner.publish import Folder, Published
 from tuner.records import Status
 from tuner.store import default_root
 from tuner.tuning import SHORTLIST
@@ -303,6 +306,22 @@ def test_p2_an_interrupt_exits_130_and_keeps_what_was_finished(tmp_path: Path) -
     assert all(record.status is Status.OK for record in records)
     assert {path.name for path in trials.parent.iterdir()} == FILES
     assert "interrupted" in (trials.parent / "report.md").read_text()
+
+
+def test_an_interrupt_while_results_are_written_lets_them_become_whole(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: FakeGpu())
+    finish = Folder.finish
+
+    def interrupted_finish(self: Folder, result: TuneResult, *others: Any) -> Published:
+        signal.raise_signal(signal.SIGINT)
+        return finish(self, result, *others)
+
+    monkeypatch.setattr(Folder, "finish", interrupted_finish)
+    status, errors = tuned("--shape 4,4,8,16 --variants row_thread --out out", capsys)
+    assert status == 130 and "what was finished is written" in errors
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
 
 
 @pytest.mark.parametrize("module", ["tuner", "codegen"])

@@ -23,7 +23,7 @@ from tuner.wisdom import book as books
 from tuner.wisdom.book import Book
 from tuner.wisdom.points import Key, Point
 
-REPORTS = Path(__file__).resolve().parent.parent / "reports"
+H200 = Path(__file__).resolve().parent.parent / "reports" / "h200"
 
 
 @pytest.fixture(autouse=True)
@@ -168,11 +168,11 @@ def test_a_run_s_result_is_imported_with_its_sources(capsys: Streams, root: Path
 
 
 def test_older_results_only_begin_searches_unless_they_are_trusted(capsys: Streams, root: Path) -> None:
-    status, output, _ = wisdom(capsys, "import", REPORTS)
+    status, output, _ = wisdom(capsys, "import", H200)
     assert status == 0 and "of them only to begin searches with" in output
     old = content(Book(root))
     assert old and all(each.gpu == "NVIDIA H200" for each in old)
-    status, output, _ = wisdom(capsys, "import", "--trust", REPORTS)
+    status, output, _ = wisdom(capsys, "import", "--trust", H200)
     assert status == 0 and "only to begin" not in output
     new = content(Book(root))
     assert {k: [replace(p, source="") for p in points] for k, points in new.items()} == {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -104,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, metavar="N",
                         help=f"most candidates to try (default {TRIALS}; without a GPU the {SHORTLIST} best predicted)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS",
-                        help=f"begin no candidate after so long (default {TIMEOUT:.0f} on a GPU, without one no limit)")
+                        help=f"end the run after about so long (default {TIMEOUT:.0f} on a GPU, without one no limit)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>/<shape>-<dtype>)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -137,8 +139,10 @@ def _run(request: Request, executor: Executor | Workers, out: Path | None) -> in
         except KeyboardInterrupt:
             interrupted = True
     result = run.result()
-    published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
-    if request.variants is None:
+    with _first_noted() as interrupts:
+        published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
+    interrupted = interrupted or bool(interrupts)
+    if request.variants is None and not interrupted:
         remember(result, say=lambda sentence: print(f"tuner: {sentence}", file=sys.stderr))
     _show(console, result, published)
     if result.lost is not None:
@@ -150,6 +154,26 @@ def _run(request: Request, executor: Executor | Workers, out: Path | None) -> in
         print(f"tuner: {why_no_winner(result)}", file=sys.stderr)
         return FAILED
     return OK
+
+
+@contextmanager
+def _first_noted() -> Iterator[list[int]]:
+    """The first Ctrl-C in the block is only noted, in the list: what is being written becomes whole. The next one ends it."""
+    noted: list[int] = []
+
+    def note(signal_number: int, frame: object) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(signal_number)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield noted
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _default_folder(executor: Executor | Workers, request: Request) -> Path:

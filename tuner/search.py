@@ -134,8 +134,8 @@ class ModelSampler(BaseSampler):
         if number < EARLY and number % ONE_IN == 0:
             return rng.choice([config for config in self._candidates if config not in self._tried])
         chosen = self._model.choose()
-        assert chosen is not None
-        return chosen
+        # The model knows a part of a large space; where all of that was tried, anything else will do.
+        return next(config for config in self._candidates if config not in self._tried) if chosen is None else chosen
 
     def _take(self, config: Config) -> None:
         self._tried[config] = None

@@ -167,7 +167,7 @@ class TuningRun:
             if self._lost is None:
                 self._pass_gate(judge)
         except DeviceLost as error:
-            self._lose(next(reversed(self._records)), error)
+            self._lose(next(reversed(self._records), "its start"), error)
 
     def _lose(self, at: Config | str, error: DeviceLost) -> None:
         self._lost = f"the GPU was lost after {at}, and the run ended there: {error}"

@@ -186,8 +186,13 @@ class Recorder:
             for number, config in enumerate(random.Random(round_).sample(list(programs), len(programs))):
                 if self._out_of_time():
                     return False
-                with self._watched(config):
-                    found[config].append(self._time_once(programs[config], SAMPLES, SECONDS))
+                try:
+                    with self._watched(config):
+                        found[config].append(self._time_once(programs[config], SAMPLES, SECONDS))
+                except DeviceLost:
+                    raise
+                except LaunchError:  # it ran before: its first time stays
+                    del programs[config], found[config]
                 self._on_progress(Progress("timing the fastest again", round_ * len(programs) + number + 1,
                                            AGAIN_ROUNDS * len(programs), self._best))
         for config, samples in found.items():

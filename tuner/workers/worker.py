@@ -49,10 +49,12 @@ def serve(connection: Connection, place: Place, open_executor: Open, materials: 
         except EOFError:
             return
         reply = desk.answer(request)
+        # Programs refer to themselves, and hold libraries and modules. Should unloading one fail, that is this candidate's doing,
+        # so it comes before the reply.
+        gc.collect()
         send(connection, reply)
         if "lost" in reply:
             return
-        gc.collect()  # programs refer to themselves, and hold libraries and modules
 
 
 class _Desk:
