@@ -222,7 +222,7 @@ def test_files_can_become_an_export_without_being_imported(capsys: Streams, root
     ("import BROKEN", "is damaged, or of another version"),
     ("import LOST", "no winner"),
     ("export", "nothing to export"),
-    ("forget", "--all"),
+    ("forget", "--all"), ("forget --all --dtype float16", "either some"), ("forget --gpu=", "either some"),
 ])
 def test_mistakes_are_one_sentence(capsys: Streams, root: Path, tmp_path: Path, best: Path, arguments: str, said: str) -> None:
     files = {

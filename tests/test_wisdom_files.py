@@ -69,7 +69,9 @@ def noise(data: bytes) -> bytes:
     empty, half, noise, lambda data: b"[]", lambda data: b"null", lambda data: data.replace(b'"hidden": 64', b'"hidden": "64"'),
     lambda data: data.replace(b'"out": 64', b'"out": 65'), lambda data: data.replace(b"5.0", b"-5.0"),
     lambda data: data.replace(b'"rows": 64', b'"rows": true'), lambda data: data.replace(b"5.0", b"NaN"),
-    lambda data: data.replace(b'"us"', b'"ms"'), lambda data: data.replace(b'"fp32"', b'"fp1"')])
+    lambda data: data.replace(b'"us"', b'"ms"'), lambda data: data.replace(b'"fp32"', b'"fp1"'),
+    lambda data: b"[" * 100_000, lambda data: data.replace(b"5.0", b"1" * 400),
+    lambda data: data.replace(b'"rows": 64', b'"rows": ' + b"1" * 400)])
 def test_a_damaged_file_is_put_aside_and_said(book: Book, said: list[str], damage: Callable[[bytes], bytes]) -> None:
     assert book.root is not None
     book.add(key(), [point(64, TWO_PASSES)])

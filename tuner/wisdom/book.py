@@ -193,7 +193,7 @@ def _kind(key: Key) -> tuple[object, ...]:
     return key.gpu, key.arch, key.hidden, key.out, key.dtype, key.param_dtype
 
 
-_BROKEN = (InputError, AttributeError, KeyError, TypeError, ValueError)
+_BROKEN = (InputError, AttributeError, KeyError, TypeError, ValueError, RecursionError)
 """What reading a file raises that is no wisdom."""
 
 

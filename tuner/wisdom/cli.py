@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from codegen.dtypes import ACCURACIES, DTYPES, dtype_words
 from codegen.errors import CodegenError
@@ -103,7 +104,7 @@ def _table(key: Key, points: Iterable[tuple[str, Point]]) -> Table:
     wants = "all gradients" if key.problem(1).wants == ALL_GRADIENTS else key.wants
     parts = [key.gpu, f"H {key.hidden}, O {key.out}", dtype_words(key.dtype, key.param_dtype), f"class {key.accuracy}", wants]
     kind = PREDICTED if key.regime == PREDICTED else f"measured {key.regime}"
-    table = Table(title=", ".join([*parts, *["deterministic"] * key.deterministic]), title_justify="left")
+    table = Table(title=Text(", ".join([*parts, *["deterministic"] * key.deterministic])), title_justify="left")
     table.add_column("rows", justify="right")
     table.add_column(f"us, {kind}", justify="right")
     table.add_column("config")
@@ -112,7 +113,7 @@ def _table(key: Key, points: Iterable[tuple[str, Point]]) -> Table:
     for where, point in sorted(points, key=lambda pair: (pair[1].rows, pair[1].us)):
         sources = CURRENT if is_current(key, point) else OTHER
         config = point.config.replace(":", " ").replace(",", " ")
-        table.add_row(str(point.rows), f"{point.us:.2f}", config, sources, where, point.date[:10])
+        table.add_row(*map(Text, (str(point.rows), f"{point.us:.2f}", config, sources, where, point.date[:10])))
     return table
 
 
@@ -140,8 +141,9 @@ def _import(book: Book, options: argparse.Namespace) -> None:
 
 
 def _forget(book: Book, options: argparse.Namespace) -> None:
-    if not options.all and all(getattr(options, name) is None for name in _FILTERS):
-        raise InputError(f"say what to forget, with {', '.join('--' + name for name in _FILTERS)}, or --all of it")
+    given = [name for name in _FILTERS if getattr(options, name) is not None]
+    if options.all == bool(given) or options.gpu == "":
+        raise InputError(f"say what to forget: either some, with {', '.join('--' + name for name in _FILTERS)}, or --all of it")
     count = book.forget(lambda key, point: _is_chosen(key, point, options))
     print(f"{_count(count, 'point')} forgotten")
 

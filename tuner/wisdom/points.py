@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -19,6 +18,12 @@ from tuner.timing import regimes as timing
 
 SCHEMA = 1
 """Version of the files. It rises whenever a field changes its meaning or goes; files of other versions are left alone."""
+
+MOST_US = 3.6e9
+"""An hour: no call takes as long."""
+
+MOST_ROWS = 1 << 63
+"""One more than kernels can count."""
 
 PREDICTED = "predicted"
 REGIMES = (*timing.REGIMES, PREDICTED)
@@ -120,8 +125,8 @@ class Point:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if type(self.rows) is not int or self.rows < 1:
-            raise InputError(f"rows must be a whole number from 1, not {self.rows!r}")
+        if type(self.rows) is not int or not 1 <= self.rows < MOST_ROWS:
+            raise InputError(f"rows must be a whole number from 1 to {MOST_ROWS - 1}")
         texts = (self.config, self.date, self.version, self.source)
         if not all(isinstance(text, str) for text in texts) or not self.config:
             raise InputError(f"config, date, version and source must be texts, unlike {texts!r}")
@@ -184,6 +189,6 @@ class OtherSchema(InputError):
 
 
 def _microseconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
-        raise InputError(f"a time must be a number above 0, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < MOST_US):
+        raise InputError("a time must be a number of microseconds above 0, and less than an hour")
     return float(value)

@@ -90,7 +90,7 @@ def _of_file(path: Path) -> list[Entry]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no JSON ({error})") from error
     names = set(values) if isinstance(values, dict) else set()
     reader = next((reader for needed, reader in _READERS.items() if set(needed) <= names), None)
