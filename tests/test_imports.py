@@ -18,6 +18,7 @@ SOLE_IMPORTERS = {
     "pycuda": ("tuner/executors/cuda",),
     "cuda": ("tuner/executors/cuda",),
     "pynvml": ("tuner/timing/nvml.py",),
+    "torch": ("tuner/torch/",),
 }
 FORBIDDEN_IN_CODEGEN = {"numpy", "pycuda", "cuda", "optuna", "rich", "tuner"}
 

@@ -25,9 +25,10 @@ class _Eager(torch.autograd.Function):
     def backward(context: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 7
-        *tensors, mean, rstd = context.saved_tensors
+        x, weight, bias, linear_weight, linear_bias, mean, rstd = context.saved_tensors
         needs = context.needs_input_grad[:5]
-        return ops.spread(ops.backward(grad, *tensors, mean, rstd, context.eps, context.cast, needs), needs)
+        found = ops.backward(grad, x, weight, bias, linear_weight, linear_bias, mean, rstd, context.eps, context.cast, needs)
+        return ops.spread(found, needs)
 
 
 def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
