@@ -1,4 +1,4 @@
-"""A stand-in for libcuda whose kernels run on the host executor: what tuner.launcher and tuner.torch ask of a GPU, without one."""
+"""A stand-in for libcuda whose kernels run on the host executor: all that tuner.launcher and tuner.torch ask of a GPU."""
 
 from __future__ import annotations
 

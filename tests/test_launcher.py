@@ -88,7 +88,8 @@ def test_saved_statistics_are_read(fake: FakeDriver, host_executor: Executor, st
 
 
 @pytest.mark.parametrize("before", [[], [0xBAD], [CONTEXT]], ids=str)
-def test_the_current_context_is_left_as_it_was(fake: FakeDriver, host_executor: Executor, store: Store, before: list[int]) -> None:
+def test_the_current_context_is_left_as_it_was(fake: FakeDriver, host_executor: Executor, store: Store,
+                                               before: list[int]) -> None:
     kernel = loaded(fake, store, PLAIN, Problem(1, HIDDEN, OUT))
     fake.current[:] = before
     inputs = random_inputs(ROWS, HIDDEN, OUT)

@@ -129,8 +129,9 @@ def test_pairs_may_be_named() -> None:
     assert torch.equal(model(x), before)
 
 
-@pytest.mark.parametrize(("pair", "said"), [(("ln", "nothing"), "no module 'nothing'"), (("fc", "ln"), "not LayerNorm and Linear"),
-                                            (("ln", "inner.1"), "takes 8 features")])
+@pytest.mark.parametrize(("pair", "said"), [
+    (("ln", "nothing"), "no module 'nothing'"), (("fc", "ln"), "not LayerNorm and Linear"),
+    (("ln", "inner.1"), "takes 8 features")])
 def test_named_pairs_that_are_none(pair: tuple[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         convert(Untraceable(), [pair])

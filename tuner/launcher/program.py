@@ -111,7 +111,8 @@ class Replay:
         workspace_bytes: the scratch memory of a call, perhaps 0.
     """
 
-    def __init__(self, launcher: Launcher, device: Device, source: Source, handles: dict[str, int], rows: int, eps: float) -> None:
+    def __init__(self, launcher: Launcher, device: Device, source: Source, handles: dict[str, int], rows: int,
+                 eps: float) -> None:
         plan, problem, sms = source.plan, source.problem, device.limits.sms
         fields = pointer_fields(plan)
         sizes = {tensor.name: _elements(tensor.shape(rows, problem.hidden, problem.out))

@@ -111,8 +111,8 @@ class Engine:
         return found
 
 
-def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
-             linear_bias: Tensor | None, mean: Tensor, rstd: Tensor, eps: float, needs: Sequence[bool]) -> list[Tensor] | None:
+def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,
+             rstd: Tensor, eps: float, needs: Sequence[bool]) -> list[Tensor] | None:
     """The gradients that are needed, as tuner.torch.ops.backward; None where PyTorch's own kernels must compute them.
 
     Enqueued on the current stream of the tensors' device; nothing waits.
@@ -124,7 +124,7 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
     rows, dtype, param_dtype = mean.numel(), x.dtype, linear_weight.dtype
     if rows == 0 or dtype not in NAMES or param_dtype not in (dtype, torch.float32):
         return None
-    if any(parameter is not None and parameter.dtype != param_dtype for parameter in (weight, bias, linear_bias)):
+    if any(parameter is not None and parameter.dtype != param_dtype for parameter in (weight, bias)):
         return None
     if grad.dtype != dtype and dtype != torch.float32:
         return None
@@ -136,14 +136,16 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         return None
     if grad.dtype != dtype:
         grad = grad.to(dtype)
-    read = [grad.contiguous(), x.contiguous(), weight, bias, linear_weight.contiguous()]
-    for place in (2, 3):
-        if (parameter := read[place]) is not None:
-            read[place] = parameter.contiguous()
-    written = [None if tensor is None or not needed else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-               for tensor, needed in zip((x, weight, bias, linear_weight, linear_bias), needs, strict=True)]
-    workspace = torch.empty(replay.workspace_bytes, dtype=torch.uint8, device=x.device) if replay.workspace_bytes else None
+    read = [tensor if tensor is None else tensor.contiguous() for tensor in (grad, x, weight, bias, linear_weight)]
+    like = (*read[1:], None)
+    # By now all are contiguous, and empty_like costs half of what torch.empty does.
+    written = [torch.empty_like(tensor) if needed and tensor is not None else None
+               for tensor, needed in zip(like, needs, strict=True)]
+    if needs[4]:
+        written[4] = linear_weight.new_empty(out)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (*read, *written, mean, rstd)]
+    size = replay.workspace_bytes
+    workspace = mean.new_empty(size, dtype=torch.uint8) if size else None
     replay(addresses, 0 if workspace is None else workspace.data_ptr(), stream_of(index))
     return [gradient for gradient in written if gradient is not None]
 

@@ -15,20 +15,19 @@ class _Eager(torch.autograd.Function):
     """What `lnl::layer_norm_linear` is in a graph, without the dispatcher's share of the time."""
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return ops.forward(*arguments)
-
-    setup_context = staticmethod(ops.set_up)
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
+                linear_bias: Tensor | None, eps: float, cast: Any) -> Tensor:
+        y, mean, rstd = ops.forward(x, weight, bias, linear_weight, linear_bias, eps, cast)
+        ctx.save_for_backward(x, weight, bias, linear_weight, mean, rstd)
+        ctx.eps, ctx.cast = eps, cast
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return (None,) * 7
-        x, weight, bias, linear_weight, linear_bias, mean, rstd = context.saved_tensors
-        needs = context.needs_input_grad[:5]
-        found = ops.backward(grad, x, weight, bias, linear_weight, linear_bias, mean, rstd, context.eps, context.cast, needs)
-        return ops.spread(found, needs)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, linear_weight, mean, rstd = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:5]
+        return ops.spread(ops.backward(grad, x, weight, bias, linear_weight, mean, rstd, ctx.eps, ctx.cast, needs), needs)
 
 
 def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
@@ -60,7 +59,7 @@ def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, lin
     if torch.compiler.is_compiling():
         y, _, _ = torch.ops.lnl.layer_norm_linear(*arguments)
     elif torch.is_grad_enabled():
-        y, _, _ = _Eager.apply(*arguments)
+        y = _Eager.apply(*arguments)
     else:
         y, _, _ = ops.forward(*arguments)
     return y

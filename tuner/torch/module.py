@@ -17,8 +17,8 @@ _UNTRACEABLE = (ValueError, TypeError, RuntimeError, AttributeError, LookupError
 class LayerNormLinear(nn.Module):
     """Linear(LayerNorm(x)) with the tuned backward pass.
 
-    Its parameters are those of `norm`, an nn.LayerNorm, and `linear`, an nn.Linear, which also initialise them, so that the keys of
-    its state are norm.weight, norm.bias, linear.weight and linear.bias.
+    Its parameters are those of `norm`, an nn.LayerNorm, and `linear`, an nn.Linear, which also initialise them, so that the keys
+    of its state are norm.weight, norm.bias, linear.weight and linear.bias.
 
     Args:
         hidden: H, the features of x.
@@ -28,7 +28,8 @@ class LayerNormLinear(nn.Module):
         device, dtype: of the parameters.
     """
 
-    def __init__(self, hidden: int, out: int, eps: float = 1e-5, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden: int, out: int, eps: float = 1e-5, bias: bool = True, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hidden, eps, bias=bias, device=device, dtype=dtype)
         self.linear = nn.Linear(hidden, out, bias=bias, device=device, dtype=dtype)

@@ -8,6 +8,7 @@ and where no kernel computes what is asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -23,13 +24,13 @@ _library.define(
     "layer_norm_linear(Tensor x, Tensor? weight, Tensor? bias, Tensor linear_weight, Tensor? linear_bias, float eps, "
     "ScalarType? cast) -> (Tensor, Tensor, Tensor)")
 _library.define(
-    "layer_norm_linear_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? bias, Tensor linear_weight, Tensor? linear_bias, "
-    "Tensor mean, Tensor rstd, float eps, ScalarType? cast, bool[] needs) -> Tensor[]")
+    "layer_norm_linear_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? bias, Tensor linear_weight, Tensor mean, "
+    "Tensor rstd, float eps, ScalarType? cast, bool[] needs) -> Tensor[]")
 
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, linear_bias: Tensor | None, eps: float,
             cast: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """y [..., O], and of each row of x its mean and 1/sqrt(variance + eps) [rows].
+    """y [..., O], and of each row of x its mean and 1/sqrt(variance + eps) [..., 1].
 
     Args:
         x: [..., H].
@@ -43,8 +44,8 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight
         return plain_forward(x, weight, bias, linear_weight, linear_bias, eps, cast)
 
 
-def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
-             linear_bias: Tensor | None, mean: Tensor, rstd: Tensor, eps: float, cast: Any, needs: Sequence[bool]) -> list[Tensor]:
+def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,
+             rstd: Tensor, eps: float, cast: Any, needs: Sequence[bool]) -> list[Tensor]:
     """The gradients of x, weight, bias, linear_weight and linear_bias that are needed, in this order and no others.
 
     Args:
@@ -54,38 +55,38 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
     """
     if not any(needs):
         return []
+    if engine.serves(x):
+        found = engine.backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, needs)
+        if found is not None:
+            return found
     with _without_autocast(x):
-        if engine.serves(x):
-            found = engine.backward(grad, x, weight, bias, linear_weight, linear_bias, mean, rstd, eps, needs)
-            if found is not None:
-                return found
-        return plain_backward(grad, x, weight, bias, linear_weight, linear_bias, mean, rstd, eps, cast, needs)
+        return plain_backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, cast, needs)
 
 
 def _without_autocast(x: Tensor) -> Any:
-    return torch.autocast(x.device.type, enabled=False)
+    """What autocast would do is in `cast`, and compiled graphs run without it."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _fake_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, linear_bias: Tensor | None,
                   eps: float, cast: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rows = x.numel() // x.shape[-1]
     kept = torch.float64 if x.dtype == torch.float64 else torch.float32
     y = x.new_empty((*x.shape[:-1], linear_weight.shape[0]), dtype=x.dtype if cast is None else cast)
-    return y, x.new_empty((rows,), dtype=kept), x.new_empty((rows,), dtype=kept)
+    return y, *(x.new_empty((*x.shape[:-1], 1), dtype=kept) for _ in range(2))
 
 
-def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
-                   linear_bias: Tensor | None, mean: Tensor, rstd: Tensor, eps: float, cast: Any,
-                   needs: Sequence[bool]) -> list[Tensor]:
-    inputs = (x, weight, bias, linear_weight, linear_bias)
+def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,
+                   rstd: Tensor, eps: float, cast: Any, needs: Sequence[bool]) -> list[Tensor]:
+    inputs = (x, weight, bias, linear_weight, linear_weight[:, 0])
     return [tensor.new_empty(tensor.shape) for tensor, needed in zip(inputs, needs, strict=True) if needed and tensor is not None]
 
 
-def set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     """Keeps what the backward pass reads."""
-    x, weight, bias, linear_weight, linear_bias, eps, cast = inputs
+    x, weight, bias, linear_weight, _, eps, cast = inputs
     _, mean, rstd = output
-    ctx.save_for_backward(x, weight, bias, linear_weight, linear_bias, mean, rstd)
+    ctx.save_for_backward(x, weight, bias, linear_weight, mean, rstd)
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
     ctx.eps, ctx.cast = eps, cast
@@ -100,14 +101,14 @@ def spread(gradients: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Tensor |
 def _differentiate(context: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 7
-    *tensors, mean, rstd = context.saved_tensors
     needs = list(context.needs_input_grad[:5])
-    found = torch.ops.lnl.layer_norm_linear_backward(grad, *tensors, mean, rstd, context.eps, context.cast, needs)
+    found = torch.ops.lnl.layer_norm_linear_backward(grad, *context.saved_tensors, context.eps, context.cast, needs)
     return spread(found, needs)
 
 
 def _differentiate_twice(context: Any, *_: Any) -> NoReturn:
-    raise RuntimeError("layer_norm_linear has no second derivative; use torch.nn.functional.layer_norm and linear where you need it")
+    raise RuntimeError("layer_norm_linear has no second derivative; where you need it, use layer_norm and linear of "
+                       "torch.nn.functional")
 
 
 def _register() -> None:
@@ -116,7 +117,7 @@ def _register() -> None:
         for device in ("CPU", "CUDA"):
             _library.impl(name, implementation, device)
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    torch.library.register_autograd(f"{NAMESPACE}::layer_norm_linear", _differentiate, setup_context=set_up, lib=_library)
+    torch.library.register_autograd(f"{NAMESPACE}::layer_norm_linear", _differentiate, setup_context=_set_up, lib=_library)
     torch.library.register_autograd(f"{NAMESPACE}::layer_norm_linear_backward", _differentiate_twice, lib=_library)
 
 

@@ -15,12 +15,11 @@ def plain_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_
     normal, mean, rstd = _normalise(x, weight, bias, eps, cast)
     y = torch.nn.functional.linear(_to(normal, cast), _to(linear_weight, cast), _to(linear_bias, cast))
     kept = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return y.contiguous(), mean.reshape(-1).to(kept), rstd.reshape(-1).to(kept)
+    return y, *(statistic if statistic.dtype == kept else statistic.to(kept) for statistic in (mean, rstd))
 
 
-def plain_backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
-                   linear_bias: Tensor | None, mean: Tensor, rstd: Tensor, eps: float, cast: Any,
-                   needs: Sequence[bool]) -> list[Tensor]:
+def plain_backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,
+                   rstd: Tensor, eps: float, cast: Any, needs: Sequence[bool]) -> list[Tensor]:
     """As tuner.torch.ops.backward: what autograd would do, operation by operation."""
     needs_x, needs_weight, needs_bias, needs_linear_weight, needs_linear_bias = needs
     hidden, rows = x.shape[-1], mean.numel()
@@ -39,7 +38,8 @@ def plain_backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor 
     if needs_linear_bias:
         found[4] = dy.sum(0)
     results = []
-    for index, (tensor, needed) in enumerate(zip((x, weight, bias, linear_weight, linear_bias), needs, strict=True)):
+    like = (x, weight, bias, linear_weight, linear_weight[:, 0])
+    for index, (tensor, needed) in enumerate(zip(like, needs, strict=True)):
         gradient = found.get(index)
         if needed and tensor is not None and gradient is not None:
             results.append(gradient.to(tensor.dtype).reshape(tensor.shape).contiguous())
@@ -49,8 +49,7 @@ def plain_backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor 
 def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, cast: Any) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm, its means and its 1/deviations; under autocast in float32, as there."""
     wide = x if cast is None else x.to(torch.float32)
-    normal, mean, rstd = torch.ops.aten.native_layer_norm(
-        wide, [x.shape[-1]], _like(weight, wide, cast), _like(bias, wide, cast), eps)
+    normal, mean, rstd = torch.native_layer_norm(wide, wide.shape[-1:], _like(weight, wide, cast), _like(bias, wide, cast), eps)
     return normal, mean, rstd
 
 
