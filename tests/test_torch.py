@@ -86,18 +86,9 @@ def test_t2_what_is_not_needed_is_not_computed(fake: FakeDriver) -> None:
     for tensor in arguments[:4]:
         assert tensor is not None
         tensor.requires_grad_(False)
-    asked: list[Any] = []
-    real = engine_module.engine(0).ready
-
-    class Watched:
-        def ready(self, key: tuple[Any, ...]) -> Any:
-            asked.append(engine_module._problem(*key[:-1]).wants)
-            return real(key)
-
-    watched = Watched()
-    engine_module.engine = lambda index: watched  # type: ignore[assignment]  # monkeypatch of `fake` takes it back
-    check(arguments, torch.randn(40, 6), LIMITS[torch.float32])
-    assert asked == [frozenset({"db"})]
+    with engine_module.watched() as asked:
+        check(arguments, torch.randn(40, 6), LIMITS[torch.float32])
+    assert [problem.wants for problem in asked] == [frozenset({"db"})]
 
 
 @pytest.mark.parametrize("absent", ["weight", "bias", "linear_bias", "weight,bias", "weight,bias,linear_bias"])
@@ -261,7 +252,7 @@ def test_where_nothing_compiles_pytorchs_own_kernels_serve(fake: FakeDriver, mon
     def none(source: Any) -> bytes:
         raise ToolchainError("no nvcc was found")
 
-    monkeypatch.setattr(engine_module.engine(0), "_compiled", none)
+    monkeypatch.setattr(engine_module.engine(-1), "_compiled", none)
     with pytest.warns(UserWarning, match=r"PyTorch's own kernels .* \(no nvcc was found\)"):
         check(leaves(), torch.randn(4, 9, 16), LIMITS[torch.float32])
 

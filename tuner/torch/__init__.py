@@ -2,5 +2,6 @@
 
 from tuner.torch.function import layer_norm_linear
 from tuner.torch.module import LayerNormLinear, convert
+from tuner.torch.tuning import autotune
 
-__all__ = ["LayerNormLinear", "convert", "layer_norm_linear"]
+__all__ = ["LayerNormLinear", "autotune", "convert", "layer_norm_linear"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,7 +35,9 @@ PRECISIONS = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
 REMEMBERED = 1024
 """Calls of different sizes that stay ready; each takes a few hundred bytes."""
 
-Tuner = Callable[[Problem], None]
+_engines: dict[int, Engine] = {}
+_opening = threading.Lock()
+_watched: dict[Problem, Engine] | None = None
 
 
 def serves(x: Tensor) -> bool:
@@ -59,10 +61,14 @@ class Engine:
         self._lock = threading.Lock()
         self._kernels: dict[tuple[Problem, Config], Kernel] = {}
         self._ready: dict[tuple[Any, ...], Replay | None] = {}
-        self.tuner: Tuner | None = None
+
+    @property
+    def place(self) -> Executor:
+        """The device as tuner.wisdom.recall asks for it: its name, its limits, and that it measures."""
+        return cast(Executor, SimpleNamespace(measures=True, device=self._device.name, limits=self._device.limits))
 
     def forget(self) -> None:
-        """Looks again for the best kernel of each call, as after a tuning run."""
+        """Looks again for the best kernel of each call, as after a tuning run. Compiled kernels are kept."""
         with self._lock:
             self._ready.clear()
 
@@ -91,11 +97,9 @@ class Engine:
         *_, rows, eps = key
         try:
             problem = _problem(*key[:-1])
-            if self.tuner is not None:
-                self.tuner(problem)
-            # Of the executor only what the device is counts.
-            place = SimpleNamespace(measures=True, device=self._device.name, limits=self._device.limits)
-            config = choose(problem, cast(Executor, place))
+            if _watched is not None:
+                _watched[problem] = self
+            config = choose(problem, self.place)
             return self._kernel(replace(problem, rows=1), config).at(rows, eps)
         except (CodegenError, CompileError, NoValidKernel, ToolchainError) as error:
             warnings.warn(f"PyTorch's own kernels do the backward pass of layer_norm_linear ({error})", stacklevel=2)
@@ -150,7 +154,6 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
     return [gradient for gradient in written if gradient is not None]
 
 
-@functools.cache
 def engine(index: int) -> Engine:
     """The engine of the GPU with that number in PyTorch.
 
@@ -158,6 +161,35 @@ def engine(index: int) -> Engine:
         ToolchainError: there is no driver or no compiler.
         LaunchError: there is no such GPU.
     """
+    try:
+        return _engines[index]
+    except KeyError:
+        pass
+    with _opening:
+        if index not in _engines:
+            _engines[index] = _open(index)
+        return _engines[index]
+
+
+@contextmanager
+def watched() -> Iterator[dict[Problem, Engine]]:
+    """What is computed in the block, each with its row count, and on which device; whether it was ready or not."""
+    global _watched
+    forget()
+    _watched = found = dict[Problem, Engine]()
+    try:
+        yield found
+    finally:
+        _watched = None
+
+
+def forget() -> None:
+    """Every engine looks again for the best kernel of each call."""
+    for each in _engines.values():
+        each.forget()
+
+
+def _open(index: int) -> Engine:
     device, store = Device(open_driver(), index), Store()
     arch = device.arch
 
