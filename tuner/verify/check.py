@@ -52,16 +52,16 @@ class Outcome:
 
     Attributes:
         device: its name.
-        config: the kernel.
+        kernel: its config, or who chooses it.
         rows: how many were run.
-        by: what computed the forward pass, and what it and the gradients were compared with.
+        forward_by: what computed the forward pass.
         figures: of the forward pass, then of each gradient.
     """
 
     device: str
-    config: Config
+    kernel: str
     rows: int
-    by: tuple[str, str]
+    forward_by: str
     figures: tuple[Figure, ...]
 
     @property
@@ -96,8 +96,8 @@ def make_data(request: Request, rows: int, oracle: Oracle) -> Data:
     return Data(inputs, bias, oracle.expected(inputs, bias))
 
 
-def check(request: Request, executor: Executor, oracle: Oracle) -> Outcome:
-    """Runs both passes on one device and judges them.
+def check(request: Request, executor: Executor, oracle: Oracle) -> list[Outcome]:
+    """Runs both passes on one device and judges them; on a GPU that PyTorch uses, once more as PyTorch's programs run them.
 
     Raises:
         InvalidConfig: the config cannot run these sizes.
@@ -113,6 +113,10 @@ def check(request: Request, executor: Executor, oracle: Oracle) -> Outcome:
     place = "cuda" if executor.measures else "cpu"
     y = oracle.forward(data.inputs, data.bias, place)
     gradients = executor.compile(render(problem, config)).run(data.inputs, problem.wants)
-    figures = (judge_forward(data.inputs, y, data.expected),
-               *judge_gradients(data.inputs, gradients, data.expected, problem.accuracy))
-    return Outcome(executor.device, config, rows, (oracle.forward_name(place), oracle.name), figures)
+    results = [(executor.device, str(config), gradients)]
+    if executor.measures and (through := oracle.gradients(data.inputs, data.bias)) is not None:
+        results.append((f"{executor.device}, through PyTorch", "what tuner.torch takes", through))
+    forward = judge_forward(data.inputs, y, data.expected)
+    return [Outcome(device, kernel, rows, oracle.forward_name(place),
+                    (forward, *judge_gradients(data.inputs, found, data.expected, problem.accuracy)))
+            for device, kernel, found in results]

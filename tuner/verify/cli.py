@@ -97,14 +97,15 @@ def _verify(options: argparse.Namespace) -> int:
             continue
         try:
             with closing(open_executor(name)) as executor:
-                outcome = check(request, executor, oracle)
+                outcomes = check(request, executor, oracle)
         except (CompileError, LaunchError, ToolchainError) as error:
             ran.append(False)
             summary[label] = f"{_mark(console, False)} could not be checked: {error}"
             continue
-        _show(console, label, outcome, problem)
-        ran.append(outcome.ok)
-        summary[label] = _verdict(console, outcome.ok)
+        for outcome in outcomes:
+            _show(console, label, outcome, problem)
+        ran.append(all(outcome.ok for outcome in outcomes))
+        summary[label] = _verdict(console, ran[-1])
     console.print("Summary")
     for label, text in summary.items():
         console.print(f"  {label}: {text}", markup=False, highlight=False, soft_wrap=True)
@@ -125,7 +126,7 @@ def _show(console: Console, label: str, outcome: Outcome, problem: Problem) -> N
     for figure in outcome.figures:
         if figure.fault is not None:
             console.print(f"  {figure.name}: {figure.fault}", markup=False, highlight=False, soft_wrap=True)
-    lines = (f"  kernel: {outcome.config}", f"  forward by {outcome.by[0]}",
+    lines = (f"  kernel: {outcome.kernel}", f"  forward by {outcome.forward_by}",
              f"  Forward:   {_verdict(console, outcome.forward_ok)}", f"  Gradients: {_verdict(console, outcome.gradients_ok)}",
              f"  Overall:   {_verdict(console, outcome.ok)}")
     for line in lines:

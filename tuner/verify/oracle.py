@@ -31,6 +31,9 @@ class Oracle(Protocol):
     def forward_name(self, device: str) -> str:
         """What computes that."""
 
+    def gradients(self, inputs: Inputs, bias: AnyFloats) -> Gradients | None:
+        """All five as a user's program has them from the GPU by tuner.torch; None where there is no such program."""
+
 
 class NumPyOracle:
     """The formulas, written out."""
@@ -56,6 +59,10 @@ class NumPyOracle:
         """As Oracle.forward_name."""
         return "NumPy, on the CPU"
 
+    def gradients(self, inputs: Inputs, bias: AnyFloats) -> Gradients | None:
+        """As Oracle.gradients: None."""
+        return None
+
 
 class AutogradOracle:
     """PyTorch's layer_norm, linear and autograd."""
@@ -79,18 +86,33 @@ class AutogradOracle:
 
     def forward(self, inputs: Inputs, bias: AnyFloats, device: str) -> AnyFloats:
         """tuner.torch.layer_norm_linear; under autocast where data and parameters differ in type."""
-        operation = importlib.import_module("tuner.torch")
-        torch = self._torch
-        x, gamma, beta, w, lb = (None if array is None else self._tensor(array, device)
-                                 for array in (inputs.x, inputs.gamma, inputs.beta, inputs.w, bias))
-        mixed = inputs.dtype != inputs.param_dtype
-        with torch.no_grad(), torch.autocast(device, getattr(torch, inputs.dtype if mixed else "bfloat16"), enabled=mixed):
-            y = operation.layer_norm_linear(x, gamma, beta, w, lb, inputs.eps)
+        y, _ = self._call(inputs, bias, self._place(device))
         return self._array(y)
 
     def forward_name(self, device: str) -> str:
         """As Oracle.forward_name."""
-        return f"tuner.torch, on {'the GPU' if device == 'cuda' else 'the CPU'}"
+        return f"tuner.torch, on the {'GPU' if self._place(device) == 'cuda' else 'CPU'}"
+
+    def gradients(self, inputs: Inputs, bias: AnyFloats) -> Gradients | None:
+        """As Oracle.gradients; None where PyTorch finds no GPU."""
+        if self._place("cuda") == "cpu":
+            return None
+        y, leaves = self._call(inputs, bias, "cuda")
+        found = self._torch.autograd.grad(y, leaves, self._tensor(inputs.dy, "cuda"))
+        return Gradients(*(self._array(gradient) for gradient in found))
+
+    def _place(self, device: str) -> str:
+        return device if self._torch.cuda.is_available() else "cpu"
+
+    def _call(self, inputs: Inputs, bias: AnyFloats, device: str) -> tuple[Any, list[Any]]:
+        """y, and what it was made of: x, gamma, beta, w and the bias."""
+        operation = importlib.import_module("tuner.torch")
+        torch, mixed = self._torch, inputs.dtype != inputs.param_dtype
+        gamma, beta = (np.full(inputs.hidden, neutral, inputs.w.dtype) if array is None else array
+                       for array, neutral in ((inputs.gamma, 1.0), (inputs.beta, 0.0)))
+        leaves = [self._tensor(array, device).requires_grad_() for array in (inputs.x, gamma, beta, inputs.w, bias)]
+        with torch.autocast(device, getattr(torch, inputs.dtype if mixed else "bfloat16"), enabled=mixed):
+            return operation.layer_norm_linear(*leaves, inputs.eps), leaves
 
     def _tensor(self, array: AnyFloats, device: str) -> Any:
         if array.dtype == NUMPY["bfloat16"]:  # which PyTorch does not take from NumPy
@@ -98,7 +120,7 @@ class AutogradOracle:
         return self._torch.tensor(array, device=device)
 
     def _array(self, tensor: Any) -> AnyFloats:
-        tensor = tensor.cpu().contiguous()
+        tensor = tensor.detach().cpu().contiguous()
         if tensor.dtype == self._torch.bfloat16:
             found: AnyFloats = tensor.view(self._torch.int16).numpy().view(NUMPY["bfloat16"])
             return found
