@@ -23,6 +23,11 @@ from tuner.torch.module import FusedLinear, PassedLayerNorm
 pytestmark = pytest.mark.filterwarnings("error:PyTorch's own kernels")
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, host_executor: Executor, store: Store) -> FakeDriver:
     assert isinstance(host_executor, HostExecutor)

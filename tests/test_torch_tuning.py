@@ -13,9 +13,9 @@ from tests.fake_gpu import FakeGpu
 from tests.torch_on_host import install, leaves
 from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
+from tuner.launcher import engine as engines
 from tuner.store import Store
 from tuner.torch import autotune, layer_norm_linear
-from tuner.torch import engine as engine_module
 from tuner.torch import tuning as tuning_module
 from tuner.tuning import tune
 from tuner.wisdom.recall import choose, remember
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host_executor: Execut
     monkeypatch.setenv("LNL_WISDOM", str(tmp_path / "wisdom"))
     assert isinstance(host_executor, HostExecutor)
     install(monkeypatch, host_executor, store)
-    monkeypatch.setattr(engine_module, "choose", choose)
+    monkeypatch.setattr(engines, "choose", choose)
     runs: list[dict[str, Any]] = []
 
     def run(shape: Any, *, executor: str, trials: int | None, **options: Any) -> Any:
@@ -60,8 +60,8 @@ def test_winners_are_kept_and_used(asked: list[dict[str, Any]], monkeypatch: pyt
     winner = results[0].winner
     assert winner is not None and winner.config.variant == "row_warp"
     used: list[Config] = []
-    real = engine_module.render
-    monkeypatch.setattr(engine_module, "render", lambda problem, config: used.append(config) or real(problem, config))
+    real = engines.render
+    monkeypatch.setattr(engines, "render", lambda problem, config: used.append(config) or real(problem, config))
     step()
     assert used == [winner.config]
 

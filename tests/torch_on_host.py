@@ -9,11 +9,13 @@ from torch import Tensor
 from codegen.space import make_config, nearest_runnable
 from tests.fake_driver import FakeDriver
 from tuner.executors.host import HostExecutor
+from tuner.launcher import engine as engines
 from tuner.launcher.driver import Device, Driver
+from tuner.launcher.engine import Engine
 from tuner.launcher.program import Launcher
 from tuner.store import Store
 from tuner.torch import engine as engine_module
-from tuner.torch.engine import NAMES, Engine
+from tuner.torch.engine import NAMES
 
 STREAM = 7
 
@@ -24,9 +26,10 @@ def install(monkeypatch: pytest.MonkeyPatch, host: HostExecutor, store: Store) -
     driver = Driver(fake)
     engine = Engine(Device(driver, 0), Launcher(driver, store), fake.compiled)
     monkeypatch.setattr(engine_module, "serves", lambda x: x.dtype in NAMES)
-    monkeypatch.setattr(engine_module, "_engines", {-1: engine})  # as CPU tensors say
+    monkeypatch.setattr(engines, "_engines", {-1: engine})  # the number that CPU tensors give
+    engine_module.forget()
     monkeypatch.setattr(engine_module, "stream_of", lambda index: STREAM)
-    monkeypatch.setattr(engine_module, "choose",
+    monkeypatch.setattr(engines, "choose",
                         lambda problem, place: nearest_runnable(problem, make_config("row_thread"), place.limits))
     return fake
 
