@@ -35,6 +35,7 @@ class FakeDriver:
         fail: a function that fails from now on.
         memory: fenced memory that the kernels may touch; None: ordinary memory.
         params: the bytes that each launch got.
+        name, ordinal: of the device.
     """
 
     def __init__(self, executor: HostExecutor) -> None:
@@ -50,7 +51,7 @@ class FakeDriver:
         self.memory: Memory | None = None
         self.params: list[bytes] = []
         self.opted_in: dict[str, int] = {}
-        self.name = "NVIDIA H200"
+        self.name, self.ordinal = "NVIDIA H200", 0
         self._kept = {name: ctypes.CFUNCTYPE(_INT, *types)(self._guarded(name, function))
                       for name, (types, function) in self._table().items()}
 
@@ -88,6 +89,12 @@ class FakeDriver:
             "cuCtxGetCurrent": ([_POINTER], lambda to: _store(_POINTER, to, self.current[-1] if self.current else 0)),
             "cuCtxPushCurrent_v2": ([_POINTER], self.current.append),
             "cuCtxPopCurrent_v2": ([_POINTER], lambda to: _store(_POINTER, to, self.current.pop())),
+            "cuPointerGetAttribute": ([_POINTER, _INT, ctypes.c_uint64],
+                                      lambda to, which, address: _store(_INT, to, self.ordinal)),
+            "cuEventCreate": ([_POINTER, _UINT], lambda to, flags: _store(_POINTER, to, 0xE)),
+            "cuEventRecord": ([_POINTER, _POINTER], lambda event, stream: self.log.append(f"record {stream}")),
+            "cuStreamWaitEvent": ([_POINTER, _POINTER, _UINT], lambda stream, event, flags: self.log.append(f"wait {stream}")),
+            "cuEventDestroy_v2": ([_POINTER], lambda event: None),
             "cuModuleLoadData": ([_POINTER, ctypes.c_char_p], self._load),
             "cuModuleGetFunction": ([_POINTER, _POINTER, ctypes.c_char_p], self._function),
             "cuFuncSetAttribute": ([_POINTER, _INT, _INT], self._set),

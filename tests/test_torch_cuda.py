@@ -13,8 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tuner
+from codegen.problem import GRADIENTS
 from tests.torch_on_host import LIMITS, close, exact, leaves
+from tuner.compare import bound_fault
 from tuner.errors import LaunchError
+from tuner.inputs import Gradients, random_inputs
 from tuner.torch import LayerNormLinear, convert, layer_norm_linear, ops
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("error:PyTorch's own kernels")]
@@ -259,3 +263,30 @@ for _ in range(2):
 assert torch.randn(64, 64, device="cuda").matmul(torch.eye(64, device="cuda")).isfinite().all()
 print("right")
 """
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_go_through_tuner_backward_without_copies(dtype: torch.dtype) -> None:
+    arguments = on_gpu(4, 33, hidden=128, out=64, dtype=dtype)
+    x, gamma, beta, w, _ = arguments
+    dy = torch.randn(4, 33, 64, device="cuda").to(dtype)
+    results = tuner.backward(dy, x, gamma, beta, w)  # type: ignore[arg-type]
+    assert results.dx is not None and type(results.dx) is Tensor and results.dx.shape == (4, 33, 128)
+    check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[dtype])
+
+
+def test_gpu_arrays_go_through_tuner_backward_without_copies() -> None:
+    import pycuda.driver as driver
+    import pycuda.gpuarray as gpuarray
+
+    driver.init()
+    context = driver.Device(0).retain_primary_context()
+    context.push()
+    try:
+        given = random_inputs(132, 128, 64)
+        arrays = [gpuarray.to_gpu(array) for array in (given.dy, given.x, given.gamma, given.beta, given.w)]
+        results = tuner.backward(*arrays)
+        got = {name: getattr(results, name).get() for name in GRADIENTS}
+        assert bound_fault(given, Gradients(**got)) is None
+    finally:
+        driver.Context.pop()

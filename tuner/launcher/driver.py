@@ -15,6 +15,8 @@ from tuner.executors.cuda_limits import architecture, known, read_limits
 LIBRARY = "libcuda.so.1"
 
 _OPT_IN = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _ATTRIBUTES = {
     "MAX_THREADS_PER_BLOCK": 1, "CLOCK_RATE": 13, "MULTIPROCESSOR_COUNT": 16, "MEMORY_CLOCK_RATE": 36,
     "GLOBAL_MEMORY_BUS_WIDTH": 37, "L2_CACHE_SIZE": 38, "MAX_THREADS_PER_MULTIPROCESSOR": 39, "COMPUTE_CAPABILITY_MAJOR": 75,
@@ -52,6 +54,16 @@ class Driver:
         found = ctypes.cast(self._library[function], ctypes.c_void_p).value
         assert found is not None
         return found
+
+    def device_of(self, address: int) -> int:
+        """The number of the GPU on which an address is.
+
+        Raises:
+            LaunchError: on none.
+        """
+        index = ctypes.c_int()
+        self("cuPointerGetAttribute", ctypes.byref(index), ctypes.c_int(_DEVICE_ORDINAL), ctypes.c_uint64(address))
+        return index.value
 
     def words(self, status: int) -> str:
         """What a status means."""
@@ -128,6 +140,21 @@ class Device:
                     self.driver("cuFuncSetAttribute", function, ctypes.c_int(_OPT_IN), ctypes.c_int(shared_bytes))
                 handles[name] = int(function.value or 0)
         return handles
+
+    def order(self, before: int, after: int) -> None:
+        """Lets what is enqueued on a stream from now on wait for what another has been given so far.
+
+        Raises:
+            LaunchError: the driver refused it.
+        """
+        with self._current():
+            event = ctypes.c_void_p()
+            self.driver("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMING))
+            try:
+                self.driver("cuEventRecord", event, ctypes.c_void_p(before))
+                self.driver("cuStreamWaitEvent", ctypes.c_void_p(after), event, ctypes.c_uint(0))
+            finally:
+                self.driver("cuEventDestroy_v2", event)
 
     @contextmanager
     def _current(self) -> Iterator[None]:

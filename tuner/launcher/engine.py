@@ -72,7 +72,7 @@ class Engine:
         with self._lock:
             found = self._ready.get(key)
             if found is None:
-                chosen = choose(problem, self.place) if config is None else config
+                chosen = choose(replace(problem, rows=max(problem.rows, 1)), self.place) if config is None else config
                 if len(self._ready) >= REMEMBERED:
                     self._ready.pop(next(iter(self._ready)))
                 found = self._ready[key] = self._kernel(replace(problem, rows=1), chosen, may_load).at(problem.rows, eps)
