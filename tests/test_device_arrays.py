@@ -185,6 +185,24 @@ def test_other_devices(fake: FakeDriver, data: Inputs) -> None:
         call(data, ByDlpack, dy=ByDlpack(data.dy, device=1))
 
 
+def test_gradients_are_added_to_what_is_there(fake: FakeDriver, data: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    atomic = make_config("row_thread", {"reduction": "atomic"})
+    out = {name: ByInterface(np.zeros_like(array.array)) for name, array in room(ByInterface).items()}
+    for _ in range(2):
+        results = fetched(call(data, ByInterface, out=out, accumulate=True, config=atomic))
+    halved = {name: array if name == "dx" else array / 2 for name, array in results.present().items()}
+    assert bound_fault(data, Gradients(**halved)) is None
+    assert not any(entry.startswith("fill") for entry in fake.log)
+
+
+def test_what_cannot_add_says_so(fake: FakeDriver, data: Inputs) -> None:
+    dw = room(ByInterface)["dw"]
+    with pytest.raises(tuner.InputError, match="no way known to add to arrays of tests"):
+        arrays_module.add_into(dw, dw, STREAM)
+    with pytest.raises(tuner.InputError, match="give db in out"):
+        call(data, ByInterface, out={"dx": 1, "dgamma": 1, "dbeta": 1, "dw": 1}, accumulate=True)
+
+
 # --- the same arguments beside NumPy's arrays ----------------------------------------------------------------------------------
 
 
@@ -196,6 +214,16 @@ def test_numpy_results_go_where_they_are_told(data: Inputs, host_executor: Execu
     with pytest.raises(tuner.InputError, match=r"out\['dw'\] is float32"):
         tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, executor=host_executor, config="row_thread",
                        out={"dw": dw.T})
+
+
+def test_numpy_results_are_added(data: Inputs, host_executor: Executor) -> None:
+    out = {name: np.zeros_like(array.array) for name, array in room(ByInterface).items() if name in ("dx", "dw", "db")}
+    for _ in range(2):
+        results = tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, wants="dx,dw,db", executor=host_executor,
+                                 config="row_thread", out=out, accumulate=True)
+    assert results.dw is out["dw"] and results.db is out["db"]
+    halved = Gradients(dx=out["dx"], dw=out["dw"] / 2, db=out["db"] / 2)
+    assert bound_fault(data, halved, frozenset(("dx", "dw", "db"))) is None
 
 
 def test_numpy_statistics_are_used(data: Inputs, host_executor: Executor) -> None:

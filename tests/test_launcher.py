@@ -21,7 +21,8 @@ from tuner.executors.arrays import output_specs
 from tuner.executors.host import HostExecutor
 from tuner.inputs import Gradients, Inputs, random_inputs
 from tuner.launcher.driver import Device, Driver
-from tuner.launcher.program import TENSOR_FIELDS, Kernel, Launcher
+from tuner.launcher.program import TENSOR_FIELDS, Kernel, Launcher, adds
+from tuner.reference import reference
 from tuner.store import Store
 
 ROWS, HIDDEN, OUT = 33, 40, 24
@@ -39,16 +40,18 @@ def loaded(fake: FakeDriver, store: Store, config: Config, problem: Problem) -> 
     return Kernel(Launcher(driver, store), Device(driver, 0), source, fake.compiled(source))
 
 
-def run(fake: FakeDriver, host: Executor, kernel: Kernel, inputs: Inputs, wants: frozenset[str]) -> Gradients:
-    """One call on fenced memory full of NaN."""
+def run(fake: FakeDriver, host: Executor, kernel: Kernel, inputs: Inputs, wants: frozenset[str],
+        kept: frozenset[str] = frozenset(), before: float = math.nan) -> Gradients:
+    """One call on fenced memory full of NaN, or of what was there before."""
     assert isinstance(host, HostExecutor)
-    replay = kernel.at(inputs.rows, inputs.eps)
+    replay = kernel.at(inputs.rows, inputs.eps, kept)
     with host.load("struct Params { int i; };\nextern \"C\" __global__ void none(const Params) {}", ("none",)).memory() as memory:
         fake.memory = memory
         addresses = {name: memory.add_input(name, array) for name in (*INPUTS, "mean", "rstd")
                      if (array := getattr(inputs, name)) is not None}
         for name, spec in output_specs(inputs, wants).items():
             addresses[name] = memory.add_output(name, spec.shape, spec.dtype)
+            memory.fill(name, before)
         workspace = memory.add_output("workspace", (replay.workspace_bytes // 4,))
         replay([addresses.get(name, 0) for name in TENSOR_FIELDS], workspace, 7)
         return Gradients(**{name: memory.read(name) for name in wants})
@@ -62,6 +65,19 @@ def test_every_variant_is_replayed_right(fake: FakeDriver, host_executor: Execut
         given = inputs.first(rows)
         assert bound_fault(given, run(fake, host_executor, kernel, given, ALL_GRADIENTS)) is None
     assert set(fake.streams) == {7} and fake.current == []
+
+
+@pytest.mark.parametrize("config", [config for config in EACH if adds(render(Problem(1, HIDDEN, OUT), config).plan)], ids=label)
+def test_kept_outputs_are_added_to(fake: FakeDriver, host_executor: Executor, store: Store, config: Config) -> None:
+    inputs = random_inputs(ROWS, HIDDEN, OUT)
+    kernel = loaded(fake, store, config, Problem(1, HIDDEN, OUT))
+    parameters = ALL_GRADIENTS - {"dx"}
+    assert adds(kernel.source.plan) == parameters
+    got = run(fake, host_executor, kernel, inputs, ALL_GRADIENTS, kept=parameters, before=1.0)
+    less = {name: array if name == "dx" else array - 1.0 for name, array in got.present().items()}
+    right = reference(inputs).present()
+    for name, array in less.items():  # next to 1.0 a float32 cannot hold more
+        assert np.allclose(array, right[name], rtol=1e-5, atol=1e-5)
 
 
 PLAIN = next(config for config in EACH if config.variant == "row_warp" and config["reduction"] == "atomic")

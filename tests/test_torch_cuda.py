@@ -275,6 +275,19 @@ def test_tensors_go_through_tuner_backward_without_copies(dtype: torch.dtype) ->
     check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[dtype])
 
 
+@pytest.mark.parametrize("config", ["row_warp:reduction=atomic", "row_warp:reduction=two_pass"])
+def test_tensors_accumulate(config: str) -> None:
+    arguments = on_gpu(132, hidden=128, out=64)
+    x, gamma, beta, w, _ = arguments
+    dy = torch.randn(132, 64, device="cuda")
+    shapes = {"dgamma": (128,), "dbeta": (128,), "dw": (64, 128), "db": (64,)}
+    out = {name: torch.zeros(shape, device="cuda") for name, shape in shapes.items()}
+    for _ in range(2):
+        results = tuner.backward(dy, x, gamma, beta, w, out=out, accumulate=True, config=config)  # type: ignore[arg-type]
+    assert results.dw is out["dw"]
+    check(arguments, [results.dx, *(tensor / 2 for tensor in out.values())], dy, LIMITS[torch.float32])
+
+
 def test_gpu_arrays_go_through_tuner_backward_without_copies() -> None:
     import pycuda.driver as driver
     import pycuda.gpuarray as gpuarray

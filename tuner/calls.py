@@ -29,7 +29,8 @@ from tuner.wisdom.recall import choose
 def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloats | None, w: AnyFloats, eps: float = 1e-5,
              wants: Iterable[str] | str | None = None, config: Config | str | None = None,
              executor: Executor | str | None = None, *, mean: AnyFloats | None = None, rstd: AnyFloats | None = None,
-             out: Mapping[str, Any] | None = None, stream: object = None, workspace: Any = None) -> Gradients:
+             out: Mapping[str, Any] | None = None, accumulate: bool = False, stream: object = None,
+             workspace: Any = None) -> Gradients:
     """The gradients of `y = Linear(LayerNorm(x))`, of NumPy arrays, or of arrays that lie on a GPU.
 
     Arrays of PyTorch, CuPy, PyCUDA or another library that have __dlpack__ or __cuda_array_interface__ are used where they are,
@@ -50,6 +51,8 @@ def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloa
         mean, rstd: the rows' mean and 1/sqrt(variance + eps), float32, one for each row, where the forward pass saved them: both
             or neither. They are read instead of worked out.
         out: arrays that gradients are written to, by name: {"dw": ...}; the others are new. C-contiguous.
+        accumulate: add the gradients of the parameters to what `out` holds, which must have all that are wanted; dx is
+            overwritten. Kernels that add anyway, those with reduction=atomic and one launch, do so at no cost.
         stream: for arrays on a GPU, the handle of a stream, or a stream of PyTorch, CuPy or PyCUDA; None: the current one of
             PyTorch or CuPy where x is theirs, else the default stream.
         workspace: for arrays on a GPU, scratch memory to use instead of new memory, an array of bytes at an address that is a
@@ -72,11 +75,11 @@ def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloa
     """
     tensors = {"dy": dy, "x": x, "gamma": gamma, "beta": beta, "w": w, "mean": mean, "rstd": rstd}
     chosen = _wanted(tensors, wants)
-    targets = _targets(out, chosen)
+    targets = _targets(out, chosen, accumulate)
     if is_on_device(x):
         if executor is not None and not (isinstance(executor, str) and executor in ("auto", "cuda")):
             raise InputError(f"arrays on a GPU cannot go through the executor {executor!r}; leave it out")
-        given = Given(tensors, targets, stream, workspace)
+        given = Given(tensors, targets, stream, workspace, accumulate)
         return backward_on_device(given, as_eps(eps), chosen, None if config is None else as_config(config))
     if stream is not None or workspace is not None:
         raise InputError("stream and workspace are for arrays on a GPU; these are NumPy's")
@@ -88,10 +91,10 @@ def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloa
     if inputs.rows == 0:
         nothing = output_specs(inputs, chosen)
         zeros = Gradients(**{name: np.zeros(spec.shape, spec.dtype) for name, spec in nothing.items()})
-        return _stored(_shaped(zeros, x.shape), targets)
+        return _stored(_shaped(zeros, x.shape), targets, accumulate)
     kernel = choose(problem, opened) if config is None else _given(config, problem, opened)
     results = _program(replace(problem, rows=1), kernel, cast(Hashable, opened)).run(inputs, chosen)
-    return _stored(_shaped(results, x.shape), targets)
+    return _stored(_shaped(results, x.shape), targets, accumulate)
 
 
 def configs(shape: Shape | str | Sequence[int], *, target: str = "sm_90", dtype: str | type = "float32",
@@ -126,12 +129,13 @@ def _wanted(tensors: Mapping[str, object], wants: Iterable[str] | str | None) ->
     return chosen
 
 
-def _targets(out: Mapping[str, Any] | None, wants: frozenset[str]) -> Mapping[str, Any]:
+def _targets(out: Mapping[str, Any] | None, wants: frozenset[str], accumulate: bool) -> Mapping[str, Any]:
     """`out` itself, or nothing."""
-    if out is None:
-        return {}
+    out = {} if out is None else out
     if not isinstance(out, Mapping):
         raise InputTypeError(f"out must be a mapping of names to arrays, such as {{'dw': ...}}, not {type(out).__name__}")
+    if accumulate and (missing := sorted(wants - {"dx"} - set(out))):
+        raise InputError(f"accumulate needs something to add to; give {missing[0]} in out")
     if extra := sorted(set(out) - wants):
         raise InputError(f"out has {extra[0]!r}, which is not among the gradients wanted")
     return out
@@ -146,15 +150,15 @@ def _flat(name: str, array: AnyFloats | None) -> Array32 | None:
     return cast(Array32, np.ascontiguousarray(array.reshape(-1)))
 
 
-def _stored(gradients: Gradients, targets: Mapping[str, Any]) -> Gradients:
-    """The gradients, those that have a target written there."""
+def _stored(gradients: Gradients, targets: Mapping[str, Any], accumulate: bool) -> Gradients:
+    """The gradients, those that have a target written or added there."""
     for name, target in targets.items():
         found = getattr(gradients, name)
         if not isinstance(target, np.ndarray):
             raise InputTypeError(f"out[{name!r}] must be a NumPy array, not {type(target).__name__}")
         if target.shape != found.shape or target.dtype != found.dtype or not target.flags.writeable:
             raise InputError(f"out[{name!r}] is {target.dtype} {target.shape}, but must be writable {found.dtype} {found.shape}")
-        target[...] = found
+        target[...] = target + found if accumulate and name != "dx" else found
     return replace(gradients, **targets)
 
 

@@ -152,6 +152,25 @@ def empty_like(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
     raise InputError(f"there is no way known to make new arrays of {library}; give them in out, and scratch memory in workspace")
 
 
+def add_into(target: Any, found: Any, stream: int) -> None:
+    """Enqueues target += found on a stream, by the library that made both.
+
+    Raises:
+        InputError: that library is none of those known here.
+    """
+    library = type(target).__module__.partition(".")[0]
+    if library == "torch":
+        torch = importlib.import_module("torch")
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(stream, target.device)):
+            target.add_(found)
+    elif library == "cupy":
+        with importlib.import_module("cupy").cuda.ExternalStream(stream):
+            target += found
+    else:
+        raise InputError(f"there is no way known to add to arrays of {library}, and this kernel does not; leave accumulate "
+                         "out, or give a config with reduction=atomic")
+
+
 def stream_handle(stream: object, array: Any) -> int:
     """The handle of a stream: a number, or PyTorch's, CuPy's or PyCUDA's stream. None: PyTorch's or CuPy's current one where the
     array is theirs, else the default stream, 0.

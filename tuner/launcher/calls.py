@@ -14,9 +14,9 @@ from codegen.space import why_refused
 from codegen.tensors import BY_NAME, OUTPUTS, SAVED
 from tuner.errors import InputError, InputTypeError
 from tuner.inputs import Gradients
-from tuner.launcher.arrays import LEGACY_STREAM, OnDevice, device_of, empty_like, is_on_device, on_device, stream_handle
+from tuner.launcher.arrays import LEGACY_STREAM, OnDevice, add_into, device_of, empty_like, is_on_device, on_device, stream_handle
 from tuner.launcher.engine import Engine, engine
-from tuner.launcher.program import ALIGNMENT, TENSOR_FIELDS
+from tuner.launcher.program import ALIGNMENT, TENSOR_FIELDS, adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,14 @@ class Given:
         out: where gradients go, by name; others are made.
         stream: as arrays.stream_handle.
         workspace: scratch memory; None: it is made for this call.
+        accumulate: whether parameter gradients are added to what `out` holds.
     """
 
     tensors: Mapping[str, Any]
     out: Mapping[str, Any]
     stream: object
     workspace: Any
+    accumulate: bool = False
 
 
 def backward_on_device(given: Given, eps: float, wants: frozenset[str], config: Config | None) -> Gradients:
@@ -55,19 +57,26 @@ def backward_on_device(given: Given, eps: float, wants: frozenset[str], config: 
     if config is not None and (reason := why_refused(problem, config, found.device.limits)):
         raise InvalidConfig(f"{config} cannot run these sizes: {reason}")
     replay = found.ready(problem, eps, config)
+    added = wants - {"dx"} if given.accumulate else frozenset[str]()
+    if added <= adds(replay.plan):
+        replay, later = found.ready(problem, eps, config, added), frozenset[str]()
+    else:
+        later = added  # the kernel's own results first, then one addition for each
 
     leading = read["x"].shape[:-1]
     results, written = {}, {}
     for name in (name for name in OUTPUTS if name in wants):
         shape = (*leading, hidden) if name == "dx" else BY_NAME[name].shape(rows, hidden, out)
         dtype = BY_NAME[name].dtype(problem.dtype, problem.param_dtype)
-        results[name] = given.out[name] if name in given.out else empty_like(x, shape, dtype)
+        results[name] = empty_like(x, shape, dtype) if name in later or name not in given.out else given.out[name]
         written[name] = _writable(f"out[{name!r}]", on_device(f"out[{name!r}]", results[name], stream), shape, dtype)
     workspace = _workspace(given, replay.workspace_bytes, stream)
     _wait_for_producers(found, [*read.values(), *written.values()], stream)
     addresses = {name: array.address for name, array in (read | written).items()}
     replay([addresses.get(name, 0) for name in TENSOR_FIELDS], 0 if workspace is None else workspace.address, stream)
-    return Gradients(**results)
+    for name in later:
+        add_into(given.out[name], results[name], stream)
+    return Gradients(**{**results, **given.out})
 
 
 def _sizes(read: Mapping[str, OnDevice]) -> tuple[int, int, int]:

@@ -41,7 +41,7 @@ class Engine:
         self._compiled = compiled
         self._lock = threading.Lock()
         self._kernels: dict[tuple[Problem, Config], Kernel] = {}
-        self._ready: dict[tuple[Problem, float, Config | None], Replay] = {}
+        self._ready: dict[tuple[Problem, float, Config | None, frozenset[str]], Replay] = {}
 
     @property
     def place(self) -> Executor:
@@ -54,13 +54,14 @@ class Engine:
             self._ready.clear()
 
     def ready(self, problem: Problem, eps: float, config: Config | None = None,
-              may_load: Callable[[], bool] = lambda: True) -> Replay:
+              kept: frozenset[str] = frozenset(), may_load: Callable[[], bool] = lambda: True) -> Replay:
         """A call, ready to be replayed.
 
         Args:
             problem: with its row count.
             eps: of the LayerNorm.
             config: the kernel; None: the best that is known, else the best predicted one.
+            kept: the outputs to which the call adds; some of what program.adds says of the plan.
             may_load: whether a kernel may be loaded now.
 
         Raises:
@@ -68,14 +69,15 @@ class Engine:
             CompileError, ToolchainError: it cannot be compiled.
             LaunchError: it cannot be loaded, or not now.
         """
-        key = problem, eps, config
+        key = problem, eps, config, kept
         with self._lock:
             found = self._ready.get(key)
             if found is None:
                 chosen = choose(replace(problem, rows=max(problem.rows, 1)), self.place) if config is None else config
                 if len(self._ready) >= REMEMBERED:
                     self._ready.pop(next(iter(self._ready)))
-                found = self._ready[key] = self._kernel(replace(problem, rows=1), chosen, may_load).at(problem.rows, eps)
+                kernel = self._kernel(replace(problem, rows=1), chosen, may_load)
+                found = self._ready[key] = kernel.at(problem.rows, eps, kept)
             return found
 
     def _kernel(self, problem: Problem, config: Config, may_load: Callable[[], bool]) -> Kernel:

@@ -9,9 +9,9 @@ from typing import Any
 
 from codegen.dtypes import ITEMSIZE
 from codegen.params import pack, pointer_fields
-from codegen.plan import Launch
+from codegen.plan import Fill, Launch, Plan
 from codegen.render import Source
-from codegen.tensors import BY_NAME, TENSORS
+from codegen.tensors import BY_NAME, OUTPUTS, TENSORS
 from tuner.errors import LaunchError
 from tuner.executors.host_toolchain import Compiler, find_compiler
 from tuner.launcher.driver import Device, Driver
@@ -27,6 +27,13 @@ _SOURCE = Path(__file__).with_name("replay.cpp")
 _LIBRARY = "replay.so"
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti")
 _MAX_GRID = 2**31 - 1
+
+
+def adds(plan: Plan) -> frozenset[str]:
+    """The outputs to which a plan adds what it finds, after they were zeroed: those that the blocks of its only launch share."""
+    if len(plan.launches) > 1:
+        return frozenset()
+    return frozenset(name for step in plan.steps if isinstance(step, Fill) for name in step.names if name in OUTPUTS)
 
 
 class _Functions(ctypes.Structure):
@@ -95,24 +102,26 @@ class Kernel:
         self._device = device
         self._handles = device.load(cubin, shared)
 
-    def at(self, rows: int, eps: float) -> Replay:
-        """Ready for a row count.
+    def at(self, rows: int, eps: float, kept: frozenset[str] = frozenset()) -> Replay:
+        """Ready for a row count. To outputs that are `kept`, some of `adds`, the call adds instead of overwriting them.
 
         Raises:
             LaunchError: a grid would be larger than any device takes.
         """
-        return Replay(self._launcher, self._device, self.source, self._handles, rows, eps)
+        return Replay(self._launcher, self._device, self.source, self._handles, rows, eps, kept)
 
 
 class Replay:
     """One plan for one row count and eps: called with addresses, as often as wanted and from several threads at once.
 
     Attributes:
+        plan: what it replays.
         workspace_bytes: the scratch memory of a call, perhaps 0.
     """
 
     def __init__(self, launcher: Launcher, device: Device, source: Source, handles: dict[str, int], rows: int,
-                 eps: float) -> None:
+                 eps: float, kept: frozenset[str]) -> None:
+        self.plan = source.plan
         plan, problem, sms = source.plan, source.problem, device.limits.sms
         fields = pointer_fields(plan)
         sizes = {tensor.name: _elements(tensor.shape(rows, problem.hidden, problem.out))
@@ -132,7 +141,7 @@ class Replay:
                     raise LaunchError(f"{step.kernel} asks for a grid of {grid} blocks; a GPU takes {_MAX_GRID}")
                 steps.append(_Step(handles[step.kernel], grid, step.block, step.shared_bytes, 0, 0))
             else:
-                steps += [_Step(None, 0, 0, 0, fields.index(name), sizes[name]) for name in step.names]
+                steps += [_Step(None, 0, 0, 0, fields.index(name), sizes[name]) for name in step.names if name not in kept]
         parameters = pack(plan, {"rows": rows, "eps": eps, "splits": plan.splits.evaluate(rows, sms)})
         self._launcher = launcher
         self._call = _Call(
