@@ -29,8 +29,9 @@ _watched: dict[Problem, Engine] | None = None
 
 
 def serves(x: Tensor) -> bool:
-    """Whether a tuned kernel may serve a tensor: it is on a GPU and of a type that they know."""
-    return x.is_cuda and x.dtype in NAMES
+    """Whether a tuned kernel may serve a tensor: it is on a GPU, of a type that they know, and has memory of its own, which
+    subclasses such as distributed tensors may lack."""
+    return x.is_cuda and x.dtype in NAMES and type(x) in (Tensor, torch.nn.Parameter)
 
 
 def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,

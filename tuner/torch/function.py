@@ -50,7 +50,7 @@ def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, lin
     Raises:
         RuntimeError: shapes or data types do not go together, as PyTorch says; or a second derivative is asked for.
     """
-    if not engine.serves(x):
+    if not (engine.serves(x) and engine.serves(linear_weight)):
         functional = torch.nn.functional
         return functional.linear(functional.layer_norm(x, x.shape[-1:], weight, bias, eps), linear_weight, linear_bias)
     device = x.device.type
