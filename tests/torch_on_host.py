@@ -17,6 +17,8 @@ from tuner.store import Store
 from tuner.torch import engine as engine_module
 from tuner.torch.engine import NAMES
 
+torch.set_num_threads(1)  # tests run in several processes at once, and their tensors are small
+
 STREAM = 7
 
 
