@@ -195,6 +195,18 @@ def test_compiled_graphs_keep_the_operation_and_follow_the_rows(fake: FakeDriver
     assert fake.log
 
 
+def test_converted_models_are_compiled_whole(fake: FakeDriver) -> None:
+    torch.compiler.reset()
+    model, x = convert(Block()), torch.randn(4, 3, 8)
+    model(x).square().mean().backward()
+    right = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    torch.compile(model, backend="aot_eager", fullgraph=True)(x).square().mean().backward()
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(found) == len(right) and fake.log
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, right, strict=True))
+
+
 def test_compiled_autocast(fake: FakeDriver) -> None:
     torch.compiler.reset()
 
