@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import tuner
 from tests.fake_driver import FakeDriver
 from tests.torch_on_host import LIMITS, STREAM, close, exact, install, leaves
 from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
+from tuner.launcher import arrays
 from tuner.launcher import engine as engines
 from tuner.store import Store
 from tuner.torch import LayerNormLinear, layer_norm_linear
@@ -327,3 +329,19 @@ def test_a_module_learns_as_pytorchs_own_do(served: str) -> None:
             curve.append(loss.item())
         losses.append(curve)
     assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tensors_go_through_tuner_backward(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    real = Tensor.__dlpack__
+    monkeypatch.setattr(Tensor, "__dlpack__", lambda tensor, *, stream: real(tensor))  # on the CPU there are no streams
+    monkeypatch.setattr(arrays, "ON_CUDA", 1)  # the number of the CPU in DLPack
+    monkeypatch.setattr(engines, "_engines", {0: engines.engine(-1)})
+    arguments, dy = leaves(dtype=dtype), torch.randn(4, 9, 16).to(dtype)
+    results: Any = tuner.backward(dy, *arguments[:4], stream=STREAM)  # type: ignore[arg-type]
+    assert results.dx.shape == (4, 9, 24) and set(fake.streams) == {STREAM}
+    found = [results.dx, results.dgamma, results.dbeta, results.dw, results.db]
+    assert all(close(got, value, LIMITS[dtype]) for got, value in zip(found, exact(arguments, dy), strict=True))
+    expanded = torch.ones(()).to(dtype).expand(4, 9, 16)
+    with pytest.raises(tuner.InputError, match="dy must be C-contiguous"):
+        tuner.backward(expanded, *arguments[:4], stream=STREAM)  # type: ignore[arg-type]

@@ -55,8 +55,8 @@ def backward(dy: AnyFloats, x: AnyFloats, gamma: AnyFloats | None, beta: AnyFloa
             overwritten. Kernels that add anyway, those with reduction=atomic and one launch, do so at no cost.
         stream: for arrays on a GPU, the handle of a stream, or a stream of PyTorch, CuPy or PyCUDA; None: the current one of
             PyTorch or CuPy where x is theirs, else the default stream.
-        workspace: for arrays on a GPU, scratch memory to use instead of new memory, an array of bytes at an address that is a
-            multiple of 256; the error says how many where it has too few. One workspace serves one stream at a time.
+        workspace: for arrays on a GPU, scratch memory to use instead of new memory, an array of bytes; the error says how many
+            where it has too few. One workspace serves one stream at a time.
 
     NumPy arrays of any memory layout are taken; what is not C-contiguous is copied.
 

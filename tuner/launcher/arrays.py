@@ -18,7 +18,7 @@ LEGACY_STREAM = 1
 """The default stream of CUDA's runtime, as DLPack and __cuda_array_interface__ write it."""
 
 _BY_TYPESTR = {"<f4": "float32", "<f2": "float16"}
-_BY_CODE = {(2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16", (1, 8): "uint8", (0, 8): "int8"}  # dlpack.h
+_BY_CODE = {(2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16", (1, 8): "uint8"}  # dlpack.h
 
 
 class _Tensor(ctypes.Structure):

@@ -70,10 +70,10 @@ def backward_on_device(given: Given, eps: float, wants: frozenset[str], config: 
         dtype = BY_NAME[name].dtype(problem.dtype, problem.param_dtype)
         results[name] = empty_like(x, shape, dtype) if name in later or name not in given.out else given.out[name]
         written[name] = _writable(f"out[{name!r}]", on_device(f"out[{name!r}]", results[name], stream), shape, dtype)
-    workspace = _workspace(given, replay.workspace_bytes, stream)
-    _wait_for_producers(found, [*read.values(), *written.values()], stream)
+    workspace, held = _workspace(given, replay.workspace_bytes, stream)
+    _wait_for_producers(found, [*read.values(), *written.values(), *([] if held is None else [held])], stream)
     addresses = {name: array.address for name, array in (read | written).items()}
-    replay([addresses.get(name, 0) for name in TENSOR_FIELDS], 0 if workspace is None else workspace.address, stream)
+    replay([addresses.get(name, 0) for name in TENSOR_FIELDS], workspace, stream)
     for name in later:
         add_into(given.out[name], results[name], stream)
     return Gradients(**{**results, **given.out})
@@ -126,15 +126,17 @@ def _writable(name: str, array: OnDevice, shape: tuple[int, ...], dtype: str) ->
     return array
 
 
-def _workspace(given: Given, needed: int, stream: int) -> OnDevice | None:
+def _workspace(given: Given, needed: int, stream: int) -> tuple[int, OnDevice | None]:
+    """Where scratch memory of so many bytes begins, and what keeps it alive."""
     if needed == 0:
-        return None
-    scratch = empty_like(given.tensors["x"], (needed,), "uint8") if given.workspace is None else given.workspace
+        return 0, None
+    room = needed + ALIGNMENT - 1  # enough wherever it begins
+    scratch = empty_like(given.tensors["x"], (room,), "uint8") if given.workspace is None else given.workspace
     found = on_device("workspace", scratch, stream)
-    if found.nbytes < needed or found.address % ALIGNMENT or not (found.contiguous and found.writable):
-        raise InputError(f"workspace must have {needed} contiguous bytes at an address that is a multiple of {ALIGNMENT}; it has "
-                         f"{found.nbytes} at {found.address:#x}")
-    return found
+    begin = -(-found.address // ALIGNMENT) * ALIGNMENT
+    if begin + needed > found.address + found.nbytes or not (found.contiguous and found.writable):
+        raise InputError(f"workspace must have {room} contiguous bytes that may be written; it has {found.nbytes}")
+    return begin, found
 
 
 def _wait_for_producers(found: Engine, arrays: list[OnDevice], stream: int) -> None:
