@@ -302,3 +302,18 @@ def test_gpu_arrays_go_through_tuner_backward_without_copies() -> None:
         assert bound_fault(given, Gradients(**got)) is None
     finally:
         driver.Context.pop()
+
+
+def test_a_given_stream_owns_what_is_made_for_it() -> None:
+    arguments = on_gpu(4096, hidden=256, out=64)
+    x, gamma, beta, w, _ = arguments
+    dy, stream = torch.randn(4096, 64, device="cuda"), torch.cuda.Stream()
+    tuner.backward(dy, x, gamma, beta, w)  # type: ignore[arg-type]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(BUSY)
+    results = tuner.backward(dy, x, gamma, beta, w, stream=stream)  # type: ignore[arg-type]
+    for _ in range(50):  # would take the scratch memory, were it not the stream's
+        torch.empty(1 << 22, device="cuda", dtype=torch.uint8).fill_(0xFF)
+    torch.cuda.current_stream().wait_stream(stream)
+    check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[torch.float32])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +111,7 @@ def _by_interface(array: Any) -> OnDevice:
 
 def _by_dlpack(array: Any, stream: int) -> OnDevice:
     """The capsule is only looked into; its own destructor gives the tensor back when it is dropped."""
-    if type(array).__module__.partition(".")[0] == "torch":  # which gives none of a tensor that needs its gradient
+    if _library(array) == "torch":  # which gives none of a tensor that needs its gradient
         array = array.detach()
     capsule = array.__dlpack__(stream=stream or LEGACY_STREAM)
     get = ctypes.pythonapi.PyCapsule_GetPointer
@@ -135,17 +136,20 @@ def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
     return True
 
 
-def empty_like(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """A new array on the same GPU by the library that made `array`, its contents undefined.
+def empty_like(array: Any, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
+    """A new array on the same GPU by the library that made `array`, its contents undefined, for use on a stream: libraries give
+    memory that is dropped to whatever comes next on the stream for which it was made.
 
     Raises:
         InputError: that library is none of those known here.
     """
-    library = type(array).__module__.partition(".")[0]
+    library = _library(array)
     if library == "torch":
-        return array.new_empty(shape, dtype=getattr(importlib.import_module("torch"), dtype))
+        with _current(array, stream):
+            return array.new_empty(shape, dtype=getattr(importlib.import_module("torch"), dtype))
     if library == "cupy":
-        return importlib.import_module("cupy").empty(shape, dtype)
+        with _current(array, stream):
+            return importlib.import_module("cupy").empty(shape, dtype)
     if library == "pycuda":
         numpy = importlib.import_module("numpy")
         return importlib.import_module("pycuda.gpuarray").empty(shape, numpy.dtype(dtype))
@@ -158,17 +162,32 @@ def add_into(target: Any, found: Any, stream: int) -> None:
     Raises:
         InputError: that library is none of those known here.
     """
-    library = type(target).__module__.partition(".")[0]
+    library = _library(target)
     if library == "torch":
-        torch = importlib.import_module("torch")
-        with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(stream, target.device)):
-            target.add_(found)
+        with _current(target, stream):
+            target.detach().add_(found)
     elif library == "cupy":
-        with importlib.import_module("cupy").cuda.ExternalStream(stream):
+        with _current(target, stream):
             target += found
     else:
         raise InputError(f"there is no way known to add to arrays of {library}, and this kernel does not; leave accumulate "
                          "out, or give a config with reduction=atomic")
+
+
+def _library(array: object) -> str:
+    return type(array).__module__.partition(".")[0]
+
+
+def _current(array: Any, stream: int) -> AbstractContextManager[Any]:
+    """Makes a stream the current one of PyTorch or CuPy."""
+    if _library(array) == "cupy":
+        cupy: AbstractContextManager[Any] = importlib.import_module("cupy").cuda.ExternalStream(stream)
+        return cupy
+    if not array.is_cuda:
+        return nullcontext()
+    cuda = importlib.import_module("torch").cuda
+    pytorch: AbstractContextManager[Any] = cuda.stream(cuda.ExternalStream(stream, array.device))
+    return pytorch
 
 
 def stream_handle(stream: object, array: Any) -> int:
@@ -179,7 +198,7 @@ def stream_handle(stream: object, array: Any) -> int:
         InputTypeError: it is none of these.
     """
     if stream is None:
-        library = type(array).__module__.partition(".")[0]
+        library = _library(array)
         if library == "torch":
             return int(importlib.import_module("torch").cuda.current_stream(array.device).cuda_stream)
         if library == "cupy":

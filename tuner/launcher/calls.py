@@ -68,7 +68,7 @@ def backward_on_device(given: Given, eps: float, wants: frozenset[str], config: 
     for name in (name for name in OUTPUTS if name in wants):
         shape = (*leading, hidden) if name == "dx" else BY_NAME[name].shape(rows, hidden, out)
         dtype = BY_NAME[name].dtype(problem.dtype, problem.param_dtype)
-        results[name] = empty_like(x, shape, dtype) if name in later or name not in given.out else given.out[name]
+        results[name] = empty_like(x, shape, dtype, stream) if name in later or name not in given.out else given.out[name]
         written[name] = _writable(f"out[{name!r}]", on_device(f"out[{name!r}]", results[name], stream), shape, dtype)
     workspace, held = _workspace(given, replay.workspace_bytes, stream)
     _wait_for_producers(found, [*read.values(), *written.values(), *([] if held is None else [held])], stream)
@@ -131,7 +131,7 @@ def _workspace(given: Given, needed: int, stream: int) -> tuple[int, OnDevice | 
     if needed == 0:
         return 0, None
     room = needed + ALIGNMENT - 1  # enough wherever it begins
-    scratch = empty_like(given.tensors["x"], (room,), "uint8") if given.workspace is None else given.workspace
+    scratch = empty_like(given.tensors["x"], (room,), "uint8", stream) if given.workspace is None else given.workspace
     found = on_device("workspace", scratch, stream)
     begin = -(-found.address // ALIGNMENT) * ALIGNMENT
     if begin + needed > found.address + found.nbytes or not (found.contiguous and found.writable):
