@@ -23,8 +23,8 @@ def autotune(step: Callable[[], Any], *, trials: int | None = None, timeout: flo
     """Runs a training step once, and tunes a kernel for each backward pass of layer_norm_linear in it.
 
     What has been tuned on this GPU for the same sizes and row count, by this or an earlier process, is left as it is. Winners are
-    kept as wisdom, and later steps take them. Kernels are tried in processes of their own, one after another, which need PyCUDA
-    (the extra `cuda`) and some free memory beside what PyTorch holds.
+    kept as wisdom, and later steps take them, on every GPU of the same name. Kernels are tried on the first GPU, in processes of
+    their own, which need PyCUDA (the extra `cuda`) and some free memory beside what PyTorch holds.
 
     Args:
         step: a forward and a backward pass, with the sizes that training has.
