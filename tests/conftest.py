@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +18,9 @@ import pytest
 from codegen.limits import target
 from tuner.executors import Executor
 from tuner.store import Store
+
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_torch*.py"]
+"""PyTorch is optional; these files import it, and exist only where it is installed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,6 +18,7 @@ SOLE_IMPORTERS = {
     "pycuda": ("tuner/executors/cuda",),
     "cuda": ("tuner/executors/cuda",),
     "pynvml": ("tuner/timing/nvml.py",),
+    "torch": ("tuner/torch/",),
 }
 FORBIDDEN_IN_CODEGEN = {"numpy", "pycuda", "cuda", "optuna", "rich", "tuner"}
 
@@ -52,3 +53,9 @@ def test_importing_creates_no_context_and_loads_no_heavy_library(module: str) ->
     code = f"import sys, {module}; print(' '.join(sorted({{'optuna', 'pycuda', 'torch'}} & set(sys.modules))))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_without_pytorch_its_package_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; import tuner.torch"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.strip().splitlines()[-1].endswith("needs PyTorch, which is not installed; install the extra `torch`")

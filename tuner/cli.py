@@ -56,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.replay import record_cli as record
 
         return record.main(given[1:])
+    if given[:1] == ["verify"]:
+        from tuner.verify import cli as verify
+
+        return verify.main(given[1:])
     if given[:1] == ["wisdom"]:
         from tuner.wisdom import cli as wisdom
 
@@ -84,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="tuner", description="Finds the fastest valid CUDA kernel for the backward pass of y = Linear(LayerNorm(x)).",
         epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU. "
                "tuner record [--help]: times a whole space into a file. tuner --replay FILE [--help]: a run on such a file. "
-               "tuner wisdom [--help]: lists, exports, imports and forgets what earlier runs found.",
+               "tuner wisdom [--help]: lists, exports, imports and forgets what earlier runs found. "
+               "tuner verify [--help]: checks both passes on the CPU and on the GPU.",
         allow_abbrev=False)
     parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
     parser.add_argument("--executor", choices=EXECUTORS, default="auto",

@@ -1,0 +1,152 @@
+"""A stand-in for libcuda whose kernels run on the host executor: all that tuner.launcher and tuner.torch ask of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from codegen.render import Source
+from tests.fake_cuda import ATTRIBUTES
+from tuner.errors import LaunchError
+from tuner.executors.host import HostExecutor
+from tuner.executors.host_runtime import Kernels, Memory
+from tuner.launcher import driver as driver_module
+
+FAILED = 700
+CONTEXT = 0xC0DE
+
+_VALUES = {**ATTRIBUTES, "COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MEMORY_CLOCK_RATE": 3_000_000,
+           "GLOBAL_MEMORY_BUS_WIDTH": 6144}
+_BY_NUMBER = {number: _VALUES[name] for name, number in driver_module._ATTRIBUTES.items()}
+_INT, _UINT, _POINTER, _SIZE = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
+
+
+class FakeDriver:
+    """The library: functions by name, each a C function pointer.
+
+    Args:
+        executor: runs the kernels.
+
+    Attributes:
+        current: the stack of contexts of this thread; its last entry is current.
+        log: what was enqueued, in order: kernel names, and "fill N" with bytes.
+        streams: on which streams.
+        fail: a function that fails from now on.
+        memory: fenced memory that the kernels may touch; None: ordinary memory.
+        params: the bytes that each launch got.
+        name, ordinal: of the device.
+    """
+
+    def __init__(self, executor: HostExecutor) -> None:
+        self._executor = executor
+        self._loaded: list[Kernels] = []
+        self._functions: list[tuple[Kernels, str]] = []
+        self._next: tuple[Source, Kernels] | None = None
+        self.current: list[int] = []
+        self.log: list[str] = []
+        self.streams: list[int] = []
+        self.fail = ""
+        self.fault: LaunchError | None = None
+        self.memory: Memory | None = None
+        self.params: list[bytes] = []
+        self.opted_in: dict[str, int] = {}
+        self.name, self.ordinal = "NVIDIA H200", 0
+        self._kept = {name: ctypes.CFUNCTYPE(_INT, *types)(self._guarded(name, function))
+                      for name, (types, function) in self._table().items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._kept[name]
+
+    def compiled(self, source: Source) -> bytes:
+        """What stands for the machine code of a source: its place among those compiled so far."""
+        names = tuple(dict.fromkeys(launch.kernel for launch in source.plan.launches))
+        self._loaded.append(self._executor.load(source.text, names))
+        self._sizes = self._loaded[-1].params_bytes
+        return str(len(self._loaded) - 1).encode()
+
+    def _guarded(self, name: str, function: Callable[..., None]) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            if self.fail == name:
+                return FAILED
+            try:
+                function(*arguments)
+            except LaunchError as error:
+                self.fault = error
+                return FAILED
+            return 0
+
+        return call
+
+    def _table(self) -> dict[str, tuple[Sequence[Any], Callable[..., None]]]:
+        return {
+            "cuInit": ([_UINT], lambda flags: None),
+            "cuDeviceGet": ([_POINTER, _INT], lambda to, index: _store(_INT, to, index)),
+            "cuDeviceGetName": ([_POINTER, _INT, _INT], lambda to, size, device: _text(to, self.name)),
+            "cuDeviceGetAttribute": ([_POINTER, _INT, _INT],
+                                     lambda to, which, device: _store(_INT, to, _BY_NUMBER[which])),
+            "cuDevicePrimaryCtxRetain": ([_POINTER, _INT], lambda to, device: _store(_POINTER, to, CONTEXT)),
+            "cuCtxGetCurrent": ([_POINTER], lambda to: _store(_POINTER, to, self.current[-1] if self.current else 0)),
+            "cuCtxPushCurrent_v2": ([_POINTER], self.current.append),
+            "cuCtxPopCurrent_v2": ([_POINTER], lambda to: _store(_POINTER, to, self.current.pop())),
+            "cuPointerGetAttribute": ([_POINTER, _INT, ctypes.c_uint64],
+                                      lambda to, which, address: _store(_INT, to, self.ordinal)),
+            "cuEventCreate": ([_POINTER, _UINT], lambda to, flags: _store(_POINTER, to, 0xE)),
+            "cuEventRecord": ([_POINTER, _POINTER], lambda event, stream: self.log.append(f"record {stream}")),
+            "cuStreamWaitEvent": ([_POINTER, _POINTER, _UINT], lambda stream, event, flags: self.log.append(f"wait {stream}")),
+            "cuEventDestroy_v2": ([_POINTER], lambda event: None),
+            "cuModuleLoadData": ([_POINTER, ctypes.c_char_p], self._load),
+            "cuModuleGetFunction": ([_POINTER, _POINTER, ctypes.c_char_p], self._function),
+            "cuFuncSetAttribute": ([_POINTER, _INT, _INT], self._set),
+            "cuGetErrorString": ([_INT, _POINTER], lambda status, to: _store(ctypes.c_char_p, to, b"an illegal memory access")),
+            "cuMemsetD8Async": ([ctypes.c_ulonglong, ctypes.c_ubyte, _SIZE, _POINTER],
+                                lambda to, value, count, stream: self._fill(to, value, count, stream)),
+            "cuMemsetD32Async": ([ctypes.c_ulonglong, _UINT, _SIZE, _POINTER],
+                                 lambda to, value, count, stream: self._fill(to, value, 4 * count, stream)),
+            "cuLaunchKernel": ([_POINTER, *[_UINT] * 7, _POINTER, ctypes.POINTER(_POINTER), _POINTER], self._launch)}
+
+    def _load(self, to: int, image: bytes) -> None:
+        self._check()
+        _store(_POINTER, to, int(image.decode()) + 1)
+
+    def _function(self, to: int, module: int, name: bytes) -> None:
+        self._functions.append((self._loaded[module - 1], name.decode()))
+        _store(_POINTER, to, len(self._functions))
+
+    def _set(self, function: int, attribute: int, value: int) -> None:
+        assert attribute == 8
+        self.opted_in[self._functions[function - 1][1]] = value
+
+    def _fill(self, to: int, value: int, count: int, stream: int | None) -> None:
+        self._check()
+        ctypes.memset(to, value, count)
+        self.log.append(f"fill {count}")
+        self.streams.append(stream or 0)
+
+    def _launch(self, function: int, grid: int, _y: int, _z: int, block: int, _by: int, _bz: int, shared: int, stream: int | None,
+                arguments: Any, extra: int | None) -> None:
+        self._check()
+        kernels, name = self._functions[function - 1]
+        assert shared <= max(self.opted_in.get(name, 0), 48 << 10)
+        params = ctypes.string_at(arguments[0], kernels.params_bytes)
+        self.params.append(params)
+        self.log.append(name)
+        self.streams.append(stream or 0)
+        if self.memory is not None:
+            kernels.launch(name, grid=grid, block=block, params=params, memory=self.memory, shared_bytes=shared)
+        else:
+            with kernels.memory() as memory:
+                kernels.launch(name, grid=grid, block=block, params=params, memory=memory, shared_bytes=shared)
+
+    def _check(self) -> None:
+        """Work needs the device's context, as on a GPU."""
+        if not self.current or self.current[-1] != CONTEXT:
+            raise LaunchError("invalid device context")
+
+
+def _store(kind: Any, to: int, value: Any) -> None:
+    kind.from_address(to).value = value
+
+
+def _text(to: int, text: str) -> None:
+    ctypes.memmove(to, text.encode() + b"\0", len(text) + 1)

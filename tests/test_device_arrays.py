@@ -1,0 +1,243 @@
+"""tuner.backward on arrays that say where on a GPU they lie: here host memory, and kernels of the host executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tuner
+from codegen.problem import GRADIENTS
+from codegen.space import make_config
+from tests.fake_driver import FakeDriver
+from tuner.compare import bound_fault
+from tuner.executors import Executor
+from tuner.executors.host import HostExecutor
+from tuner.inputs import Gradients, Inputs, random_inputs
+from tuner.launcher import arrays as arrays_module
+from tuner.launcher import engine as engines
+from tuner.launcher.driver import Device, Driver
+from tuner.launcher.engine import Engine
+from tuner.launcher.program import Launcher
+from tuner.store import Store
+
+ROWS, HIDDEN, OUT, STREAM = 12, 40, 24, 9
+
+
+class ByInterface:
+    """Host memory behind __cuda_array_interface__."""
+
+    def __init__(self, array: np.ndarray, stream: int | None = None, read_only: bool = False) -> None:
+        self.array = array
+        self.stream, self.read_only = stream, read_only
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        array = self.array
+        said = {"shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, self.read_only), "version": 3,
+                "strides": None if array.flags.c_contiguous else array.strides}
+        return said if self.stream is None else {**said, "stream": self.stream}
+
+
+class ByDlpack:
+    """Host memory behind DLPack, on a device that is called a GPU."""
+
+    def __init__(self, array: np.ndarray, stream: int | None = None, device: int = 0) -> None:
+        self.array, self.device, self.streams = array, device, list[int]()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return arrays_module.ON_CUDA, self.device
+
+    def __dlpack__(self, *, stream: int) -> Any:
+        self.streams.append(stream)
+        return self.array.__dlpack__()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, host_executor: Executor, store: Store) -> Iterator[FakeDriver]:
+    assert isinstance(host_executor, HostExecutor)
+    found = FakeDriver(host_executor)
+    driver = Driver(found)
+    engine = Engine(Device(driver, 0), Launcher(driver, store), found.compiled)
+    monkeypatch.setattr(engines, "_engines", {0: engine})
+    monkeypatch.setattr(engines, "choose", lambda problem, place: make_config("row_thread", {"reduction": "two_pass"}))
+    monkeypatch.setattr(arrays_module, "open_driver", lambda: driver)
+    yield found
+
+
+@pytest.fixture(params=[ByInterface, ByDlpack])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def data() -> Inputs:
+    return random_inputs(ROWS, HIDDEN, OUT)
+
+
+def room(kind: Any, dtype: Any = np.float32) -> dict[str, Any]:
+    shapes = {"dx": (ROWS, HIDDEN), "dgamma": (HIDDEN,), "dbeta": (HIDDEN,), "dw": (OUT, HIDDEN), "db": (OUT,)}
+    return {name: kind(np.full(shape, np.nan, dtype)) for name, shape in shapes.items()}
+
+
+def scratch(kind: Any, size: int = 1 << 20) -> Any:
+    """It begins anywhere."""
+    return kind(np.full(size + 1, 0xFF, np.uint8)[1:])
+
+
+def call(data: Inputs, kind: Any, **options: Any) -> Gradients:
+    given = {name: kind(getattr(data, name)) for name in ("dy", "x", "gamma", "beta", "w")}
+    defaults = {"out": room(kind), "workspace": scratch(kind), "stream": STREAM}
+    return tuner.backward(**{**given, **defaults, **options})
+
+
+def fetched(results: Gradients) -> Gradients:
+    return Gradients(**{name: array.array for name, array in results.present().items()})
+
+
+def test_nothing_is_copied_and_all_goes_to_the_stream(fake: FakeDriver, kind: Any, data: Inputs) -> None:
+    out = room(kind)
+    results = call(data, kind, out=out)
+    assert all(getattr(results, name) is out[name] for name in GRADIENTS)
+    assert bound_fault(data, fetched(results)) is None
+    assert set(fake.streams) == {STREAM} and fake.current == []
+
+
+def test_dlpack_is_told_the_stream(fake: FakeDriver, data: Inputs) -> None:
+    for stream, said in ((STREAM, STREAM), (0, arrays_module.LEGACY_STREAM)):
+        x = ByDlpack(data.x)
+        call(data, ByDlpack, x=x, stream=stream)
+        assert x.streams == [said]
+
+
+def test_the_stream_waits_for_producers(fake: FakeDriver, data: Inputs) -> None:
+    call(data, ByInterface, x=ByInterface(data.x, stream=5), dy=ByInterface(data.dy, stream=STREAM))
+    assert fake.log[:2] == ["record 5", f"wait {STREAM}"] and "record 9" not in fake.log
+
+
+class Stream:
+    def __init__(self, **handles: int) -> None:
+        self.__dict__ |= handles
+
+
+@pytest.mark.parametrize("stream", [Stream(cuda_stream=3), Stream(ptr=3), Stream(handle=3), 3])
+def test_streams_of_any_library(fake: FakeDriver, data: Inputs, stream: object) -> None:
+    call(data, ByInterface, stream=stream)
+    assert set(fake.streams) == {3}
+
+
+def test_some_gradients_and_no_scale(fake: FakeDriver, kind: Any, data: Inputs) -> None:
+    out = {name: array for name, array in room(kind).items() if name in ("dx", "db")}
+    results = call(data, kind, wants="dx,db", out=out)
+    assert set(results.present()) == {"dx", "db"}
+    assert bound_fault(data, fetched(results), frozenset(out)) is None
+    bare = Inputs(data.dy, data.x, None, None, data.w, data.eps)
+    out = {name: array for name, array in room(kind).items() if name in ("dx", "dw", "db")}
+    assert bound_fault(bare, fetched(call(data, kind, gamma=None, beta=None, out=out)), frozenset(out)) is None
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)], ids=str)
+def test_saved_statistics_are_used(fake: FakeDriver, kind: Any, data: Inputs, shape: tuple[int, ...]) -> None:
+    x = data.x.astype(np.float64)
+    mean, rstd = x.mean(1).astype(np.float32), (1.0 / np.sqrt(x.var(1) + data.eps)).astype(np.float32)
+    right = call(data, kind, mean=kind(mean.reshape(shape)), rstd=kind(rstd.reshape(shape)))
+    assert bound_fault(data, fetched(right)) is None
+    other = call(data, kind, mean=kind(mean.reshape(shape)), rstd=kind(2 * rstd.reshape(shape)))
+    assert bound_fault(data, fetched(other)) is not None
+
+
+def test_no_rows(fake: FakeDriver, kind: Any) -> None:
+    data = random_inputs(0, HIDDEN, OUT)
+    out = room(kind) | {"dx": kind(np.empty((0, HIDDEN), np.float32))}
+    results = fetched(call(data, kind, out=out))
+    assert all(not array.any() for array in results.present().values())
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"x": "strided"}, "x must be C-contiguous"), ({"dy": "short"}, "dy has the shape"), ({"w": "double"}, "w must be float32"),
+    ({"gamma": "double"}, "gamma is .* but must be float32"), ({"dy": "host"}, "dy must lie on the GPU"),
+    ({"workspace": "short"}, "workspace must have .* bytes"), ({"out": "short"}, r"out\['dx'\] is float32"),
+    ({"out": "locked"}, "writable"), ({"out": "extra"}, "not among the gradients wanted"), ({"out": 3}, "out must be a mapping"),
+    ({"stream": "s"}, "stream must be the handle"), ({"executor": "abacus"}, "cannot go through the executor"),
+    ({"mean": "same"}, "belong together"), ({"out": None}, "no way known to make new arrays of tests")], ids=str)
+def test_what_makes_no_sense(fake: FakeDriver, data: Inputs, change: dict[str, Any], said: str) -> None:
+    name, how = next(iter(change.items()))
+    odd: Any = {
+        "strided": lambda: ByInterface(np.asfortranarray(data.x)), "short": lambda: ByInterface(data.dy[:-1]),
+        "double": lambda: ByInterface(getattr(data, name).astype(np.float64)), "host": lambda: data.dy,
+        "extra": lambda: {"dz": 1}, "same": lambda: ByInterface(data.x[:, 0].copy()),
+        "locked": lambda: room(ByInterface) | {"dx": ByInterface(np.empty((ROWS, HIDDEN), np.float32), read_only=True)}}
+    if (name, how) == ("workspace", "short"):
+        value = scratch(ByInterface, 256)
+    elif (name, how) == ("out", "short"):
+        value = room(ByInterface) | {"dx": ByInterface(np.empty((1, HIDDEN), np.float32))}
+    else:
+        value = odd[how]() if isinstance(how, str) and how in odd else how
+    with pytest.raises(tuner.TunerError, match=said):
+        call(data, ByInterface, **{name: value})
+
+
+def test_other_devices(fake: FakeDriver, data: Inputs) -> None:
+    with pytest.raises(tuner.InputError, match="dy lies on GPU 1, but x on GPU 0"):
+        call(data, ByDlpack, dy=ByDlpack(data.dy, device=1))
+
+
+def test_gradients_are_added_to_what_is_there(fake: FakeDriver, data: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    atomic = make_config("row_thread", {"reduction": "atomic"})
+    out = {name: ByInterface(np.zeros_like(array.array)) for name, array in room(ByInterface).items()}
+    for _ in range(2):
+        results = fetched(call(data, ByInterface, out=out, accumulate=True, config=atomic))
+    halved = {name: array if name == "dx" else array / 2 for name, array in results.present().items()}
+    assert bound_fault(data, Gradients(**halved)) is None
+    assert not any(entry.startswith("fill") for entry in fake.log)
+
+
+def test_what_cannot_add_says_so(fake: FakeDriver, data: Inputs) -> None:
+    dw = room(ByInterface)["dw"]
+    with pytest.raises(tuner.InputError, match="no way known to add to arrays of tests"):
+        arrays_module.add_into(dw, dw, STREAM)
+    with pytest.raises(tuner.InputError, match="give db in out"):
+        call(data, ByInterface, out={"dx": 1, "dgamma": 1, "dbeta": 1, "dw": 1}, accumulate=True)
+
+
+# --- the same arguments beside NumPy's arrays ----------------------------------------------------------------------------------
+
+
+def test_numpy_results_go_where_they_are_told(data: Inputs, host_executor: Executor) -> None:
+    dw = np.full((OUT, HIDDEN), np.nan, np.float32)
+    results = tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, executor=host_executor, config="row_thread",
+                             out={"dw": dw})
+    assert results.dw is dw and bound_fault(data, results) is None
+    with pytest.raises(tuner.InputError, match=r"out\['dw'\] is float32"):
+        tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, executor=host_executor, config="row_thread",
+                       out={"dw": dw.T})
+
+
+def test_numpy_results_are_added(data: Inputs, host_executor: Executor) -> None:
+    out = {name: np.zeros_like(array.array) for name, array in room(ByInterface).items() if name in ("dx", "dw", "db")}
+    for _ in range(2):
+        results = tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, wants="dx,dw,db", executor=host_executor,
+                                 config="row_thread", out=out, accumulate=True)
+    assert results.dw is out["dw"] and results.db is out["db"]
+    halved = Gradients(dx=out["dx"], dw=out["dw"] / 2, db=out["db"] / 2)
+    assert bound_fault(data, halved, frozenset(("dx", "dw", "db"))) is None
+
+
+def test_numpy_statistics_are_used(data: Inputs, host_executor: Executor) -> None:
+    x = data.x.astype(np.float64)
+    mean, rstd = x.mean(1).astype(np.float32), (1.0 / np.sqrt(x.var(1) + data.eps)).astype(np.float32)
+    given = (data.dy, data.x, data.gamma, data.beta, data.w)
+    right = tuner.backward(*given, executor=host_executor, config="row_thread", mean=mean, rstd=rstd[:, None])
+    assert bound_fault(data, right) is None
+    wrong = tuner.backward(*given, executor=host_executor, config="row_thread", mean=mean, rstd=2 * rstd)
+    assert bound_fault(data, wrong) is not None
+    with pytest.raises(tuner.InputError, match="belong together"):
+        tuner.backward(*given, executor=host_executor, mean=mean)
+
+
+@pytest.mark.parametrize("name", ["stream", "workspace"])
+def test_numpy_arrays_have_no_stream(data: Inputs, name: str) -> None:
+    with pytest.raises(tuner.InputError, match="are for arrays on a GPU"):
+        tuner.backward(data.dy, data.x, data.gamma, data.beta, data.w, **{name: 1})  # type: ignore[arg-type]

@@ -1,0 +1,140 @@
+"""Plans replayed by the compiled launcher, on a driver whose kernels run on the host executor."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from codegen.config import Config
+from codegen.limits import target
+from codegen.problem import ALL_GRADIENTS, Problem
+from codegen.render import render
+from codegen.tensors import INPUTS
+from tests.fake_driver import CONTEXT, FakeDriver
+from tests.variant_cases import EACH, label
+from tuner.compare import bound_fault
+from tuner.errors import LaunchError
+from tuner.executors import Executor
+from tuner.executors.arrays import output_specs
+from tuner.executors.host import HostExecutor
+from tuner.inputs import Gradients, Inputs, random_inputs
+from tuner.launcher.driver import Device, Driver
+from tuner.launcher.program import TENSOR_FIELDS, Kernel, Launcher, adds
+from tuner.reference import reference
+from tuner.store import Store
+
+ROWS, HIDDEN, OUT = 33, 40, 24
+
+
+@pytest.fixture
+def fake(host_executor: Executor) -> FakeDriver:
+    assert isinstance(host_executor, HostExecutor)
+    return FakeDriver(host_executor)
+
+
+def loaded(fake: FakeDriver, store: Store, config: Config, problem: Problem) -> Kernel:
+    driver = Driver(fake)
+    source = render(problem, config)
+    return Kernel(Launcher(driver, store), Device(driver, 0), source, fake.compiled(source))
+
+
+def run(fake: FakeDriver, host: Executor, kernel: Kernel, inputs: Inputs, wants: frozenset[str],
+        kept: frozenset[str] = frozenset(), before: float = math.nan) -> Gradients:
+    """One call on fenced memory full of NaN, or of what was there before."""
+    assert isinstance(host, HostExecutor)
+    replay = kernel.at(inputs.rows, inputs.eps, kept)
+    with host.load("struct Params { int i; };\nextern \"C\" __global__ void none(const Params) {}", ("none",)).memory() as memory:
+        fake.memory = memory
+        addresses = {name: memory.add_input(name, array) for name in (*INPUTS, "mean", "rstd")
+                     if (array := getattr(inputs, name)) is not None}
+        for name, spec in output_specs(inputs, wants).items():
+            addresses[name] = memory.add_output(name, spec.shape, spec.dtype)
+            memory.fill(name, before)
+        workspace = memory.add_output("workspace", (replay.workspace_bytes // 4,))
+        replay([addresses.get(name, 0) for name in TENSOR_FIELDS], workspace, 7)
+        return Gradients(**{name: memory.read(name) for name in wants})
+
+
+@pytest.mark.parametrize("config", EACH, ids=label)
+def test_every_variant_is_replayed_right(fake: FakeDriver, host_executor: Executor, store: Store, config: Config) -> None:
+    inputs = random_inputs(ROWS, HIDDEN, OUT)
+    kernel = loaded(fake, store, config, Problem(1, HIDDEN, OUT))
+    for rows in (ROWS, 1):
+        given = inputs.first(rows)
+        assert bound_fault(given, run(fake, host_executor, kernel, given, ALL_GRADIENTS)) is None
+    assert set(fake.streams) == {7} and fake.current == []
+
+
+@pytest.mark.parametrize("config", [config for config in EACH if adds(render(Problem(1, HIDDEN, OUT), config).plan)], ids=label)
+def test_kept_outputs_are_added_to(fake: FakeDriver, host_executor: Executor, store: Store, config: Config) -> None:
+    inputs = random_inputs(ROWS, HIDDEN, OUT)
+    kernel = loaded(fake, store, config, Problem(1, HIDDEN, OUT))
+    parameters = ALL_GRADIENTS - {"dx"}
+    assert adds(kernel.source.plan) == parameters
+    got = run(fake, host_executor, kernel, inputs, ALL_GRADIENTS, kept=parameters, before=1.0)
+    less = {name: array if name == "dx" else array - 1.0 for name, array in got.present().items()}
+    right = reference(inputs).present()
+    for name, array in less.items():  # next to 1.0 a float32 cannot hold more
+        assert np.allclose(array, right[name], rtol=1e-5, atol=1e-5)
+
+
+PLAIN = next(config for config in EACH if config.variant == "row_warp" and config["reduction"] == "atomic")
+
+
+def test_what_is_not_wanted_is_neither_filled_nor_computed(fake: FakeDriver, host_executor: Executor, store: Store) -> None:
+    inputs = random_inputs(ROWS, HIDDEN, OUT)
+    kernel = loaded(fake, store, PLAIN, Problem(1, HIDDEN, OUT))
+    got = run(fake, host_executor, kernel, inputs, frozenset(("dx", "db")))
+    assert bound_fault(inputs, got, frozenset(("dx", "db"))) is None
+    assert [entry for entry in fake.log if entry.startswith("fill")] == [f"fill {4 * OUT}"]
+
+
+def test_saved_statistics_are_read(fake: FakeDriver, host_executor: Executor, store: Store) -> None:
+    inputs = random_inputs(ROWS, HIDDEN, OUT)
+    x = inputs.x.astype(np.float64)
+    mean, rstd = x.mean(1), 1.0 / np.sqrt(x.var(1) + inputs.eps)
+    kernel = loaded(fake, store, PLAIN, Problem(1, HIDDEN, OUT))
+    right = Inputs(inputs.dy, inputs.x, inputs.gamma, inputs.beta, inputs.w, inputs.eps, mean.astype(np.float32),
+                   rstd.astype(np.float32))
+    assert bound_fault(inputs, run(fake, host_executor, kernel, right, ALL_GRADIENTS)) is None
+    other = Inputs(inputs.dy, inputs.x, inputs.gamma, inputs.beta, inputs.w, inputs.eps, right.mean, 2 * right.rstd)
+    assert bound_fault(inputs, run(fake, host_executor, kernel, other, ALL_GRADIENTS)) is not None
+
+
+@pytest.mark.parametrize("before", [[], [0xBAD], [CONTEXT]], ids=str)
+def test_the_current_context_is_left_as_it_was(fake: FakeDriver, host_executor: Executor, store: Store,
+                                               before: list[int]) -> None:
+    kernel = loaded(fake, store, PLAIN, Problem(1, HIDDEN, OUT))
+    fake.current[:] = before
+    inputs = random_inputs(ROWS, HIDDEN, OUT)
+    assert bound_fault(inputs, run(fake, host_executor, kernel, inputs, ALL_GRADIENTS)) is None
+    assert fake.current == before
+
+
+@pytest.mark.parametrize("function", ["cuLaunchKernel", "cuMemsetD32Async", "cuCtxPushCurrent_v2"])
+def test_what_the_driver_refuses_is_a_sentence(fake: FakeDriver, host_executor: Executor, store: Store, function: str) -> None:
+    kernel = loaded(fake, store, PLAIN, Problem(1, HIDDEN, OUT))
+    fake.fail = function
+    with pytest.raises(LaunchError, match="an illegal memory access"):
+        run(fake, host_executor, kernel, random_inputs(ROWS, HIDDEN, OUT), ALL_GRADIENTS)
+    assert fake.current == []
+
+
+def test_code_that_does_not_load_is_a_sentence(fake: FakeDriver, store: Store) -> None:
+    fake.fail = "cuModuleLoadData"
+    with pytest.raises(LaunchError, match="cuModuleLoadData failed: an illegal"):
+        loaded(fake, store, PLAIN, Problem(1, HIDDEN, OUT))
+    assert fake.current == []
+
+
+def test_a_device_known_by_name_has_the_tables_limits(fake: FakeDriver) -> None:
+    assert Device(Driver(fake), 0).limits.copy_tbps == target("sm_90").copy_tbps
+
+
+def test_another_device_has_limits_from_its_attributes(fake: FakeDriver) -> None:
+    fake.name = "NVIDIA Something"
+    limits = Device(Driver(fake), 0).limits
+    assert (limits.name, limits.arch, limits.sms) == ("Something", "sm_90a", 132)
+    assert math.isclose(limits.copy_tbps, 0.9 * 4.608)

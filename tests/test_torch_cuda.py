@@ -1,0 +1,319 @@
+"""The tuned backward pass under PyTorch on a GPU: streams, graphs, compilation, devices, and what a call costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import tuner
+from codegen.problem import GRADIENTS
+from tests.torch_on_host import LIMITS, close, exact, leaves
+from tuner.compare import bound_fault
+from tuner.errors import LaunchError
+from tuner.inputs import Gradients, random_inputs
+from tuner.torch import LayerNormLinear, convert, layer_norm_linear, ops
+
+pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("error:PyTorch's own kernels")]
+
+ROOT = Path(__file__).resolve().parent.parent
+CALL_US = 15.0
+"""What a backward call may cost the CPU, beside what autograd itself does."""
+
+BUSY = 200_000_000
+"""Clock cycles for which a stream is kept busy, a tenth of a second: far longer than any call here."""
+
+
+def on_gpu(*rows: int, device: str = "cuda", **options: Any) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+            for tensor in leaves(rows, **options)]
+
+
+def grads(arguments: list[Tensor | None]) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.grad for tensor in arguments]
+
+
+def check(arguments: list[Tensor | None], found: list[Tensor | None], grad: Tensor, limit: float) -> None:
+    assert all(close(got, value, limit) for got, value in zip(found, exact(arguments, grad), strict=True))
+
+
+def torch_forward(*arguments: Any) -> Tensor:
+    x, weight, bias, linear_weight, linear_bias = arguments
+    functional = nn.functional
+    result: Tensor = functional.linear(functional.layer_norm(x, x.shape[-1:], weight, bias), linear_weight, linear_bias)
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "hidden", "out"), [((4, 4), 8, 16), ((2, 71), 229, 33), ((8, 128), 256, 1024)], ids=str)
+def test_gradients(dtype: torch.dtype, rows: tuple[int, ...], hidden: int, out: int) -> None:
+    arguments = on_gpu(*rows, hidden=hidden, out=out, dtype=dtype)
+    grad = torch.randn(*rows, out, device="cuda").to(dtype)
+    y = layer_norm_linear(*arguments)
+    assert torch.equal(y, torch_forward(*arguments))
+    y.backward(grad)
+    check(arguments, grads(arguments), grad, LIMITS[dtype])
+
+
+@pytest.mark.parametrize(("data", "cast"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16),
+                                            (torch.float32, torch.float16)])
+def test_autocast_is_pytorchs(data: torch.dtype, cast: torch.dtype) -> None:
+    arguments = on_gpu(8, 33, hidden=256, out=96, dtype=data, param_dtype=torch.float32)
+    grad = torch.randn(8, 33, 96, device="cuda").to(cast)
+    with torch.autocast("cuda", cast):
+        y = layer_norm_linear(*arguments)
+        assert torch.equal(y, torch_forward(*arguments))
+    y.backward(grad)
+    check(arguments, grads(arguments), grad, 2 * LIMITS[cast])
+
+
+@pytest.mark.parametrize("absent", ["weight", "bias", "linear_bias", "weight,bias,linear_bias"])
+def test_absent_parameters(absent: str) -> None:
+    arguments = on_gpu(40, absent=absent)
+    grad = torch.randn(40, 16, device="cuda")
+    layer_norm_linear(*arguments).backward(grad)
+    check(arguments, grads(arguments), grad, LIMITS[torch.float32])
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones((), device="cuda").expand(4, 9, 16),
+                                  lambda: torch.randn(4, 1, 16, device="cuda").expand(4, 9, 16),
+                                  lambda: torch.randn(9, 16, 4, device="cuda").permute(2, 0, 1)])
+def test_l1_gradients_of_any_strides(make: Callable[[], Tensor]) -> None:
+    arguments, grad = on_gpu(4, 9), make()
+    layer_norm_linear(*arguments).backward(grad)
+    check(arguments, grads(arguments), grad, LIMITS[torch.float32])
+
+
+def test_a_late_producer_on_a_side_stream_is_waited_for() -> None:
+    arguments, late = on_gpu(512, hidden=256, out=64), torch.randn(512, 64, device="cuda")
+    torch.autograd.grad(layer_norm_linear(*arguments), arguments, late)  # compiled before
+    grad = torch.full_like(late, float("nan"))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        y = layer_norm_linear(*arguments)
+        torch.cuda._sleep(BUSY)
+        grad.copy_(late)
+        found = torch.autograd.grad(y, arguments, grad)
+        assert not stream.query()  # nothing was waited for
+    torch.cuda.current_stream().wait_stream(stream)
+    check(arguments, list(found), late, LIMITS[torch.float32])
+
+
+def test_a_captured_graph_follows_its_inputs() -> None:
+    arguments, grad = on_gpu(256, hidden=128, out=64), torch.randn(256, 64, device="cuda")
+
+    def step() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(layer_norm_linear(*arguments), arguments, grad)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for _ in range(2):
+        with torch.no_grad():
+            for tensor in arguments:
+                assert tensor is not None
+                tensor.normal_()
+            grad.normal_()
+        graph.replay()
+        check(arguments, list(found), grad, LIMITS[torch.float32])
+
+
+def test_a_kernel_that_is_not_loaded_cannot_be_captured() -> None:
+    arguments, grad = on_gpu(17, hidden=19, out=23), torch.randn(17, 23, device="cuda")
+    nn.functional.linear(nn.functional.layer_norm(arguments[0], (19,)), arguments[3])  # PyTorch's own libraries are ready
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(LaunchError, match="while a CUDA graph is captured"), torch.cuda.graph(graph):
+        torch.autograd.grad(layer_norm_linear(*arguments), arguments, grad)
+    torch.autograd.grad(layer_norm_linear(*arguments), arguments, grad)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(mode: str) -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), LayerNormLinear(256, 64)).cuda()
+    compiled = torch.compile(model, mode=mode, fullgraph=True)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(32, 16, 64, device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        model.zero_grad()
+        model(x).square().sum().backward()
+        right = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        model.zero_grad()
+        compiled(x).square().sum().backward()
+        found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        assert len(found) == len(right) == 6
+        assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item()) for a, b in zip(found, right, strict=True))
+
+
+def test_compiled_for_any_number_of_rows() -> None:
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(LayerNormLinear(128, 64).cuda(), backend=graphs, fullgraph=True, dynamic=True)
+    counts = []
+    for rows in (512, 300, 301, 77):
+        compiled(torch.randn(rows, 128, device="cuda", requires_grad=True)).sum().backward()
+        counts.append(graphs.frame_count)
+    assert len(set(counts)) == 1
+
+
+def test_the_last_gpu_leaves_the_first_current() -> None:
+    last = torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.cuda.set_device(0)
+    arguments, grad = on_gpu(40, device=str(last)), torch.randn(40, 16, device=last)
+    layer_norm_linear(*arguments).backward(grad)
+    assert torch.cuda.current_device() == 0
+    check(arguments, grads(arguments), grad, LIMITS[torch.float32])
+
+
+def test_repeated_backward_passes_agree() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)  # cuBLAS, in the forward pass, may only promise so much
+    try:
+        arguments, grad = on_gpu(1000, hidden=128, out=64), torch.randn(1000, 64, device="cuda")
+        y = layer_norm_linear(*arguments)
+        first = torch.autograd.grad(y, arguments, grad, retain_graph=True)
+        for _ in range(20):
+            again = torch.autograd.grad(y, arguments, grad, retain_graph=True)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_opcheck() -> None:
+    torch.library.opcheck(torch.ops.lnl.layer_norm_linear.default, (*on_gpu(4, 9), 1e-5, None))
+
+
+def test_a_converted_model_trains_as_before() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 32)).cuda()
+    state, losses = {key: value.clone() for key, value in model.state_dict().items()}, []
+    for tuned in (False, True):
+        model.load_state_dict(state)
+        if tuned:
+            convert(model)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        torch.manual_seed(1)
+        for _ in range(20):
+            loss = (model(torch.randn(256, 64, device="cuda")) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], None]) -> None:
+    arguments = [None if tensor is None else tensor.detach() for tensor in on_gpu(16, hidden=8, out=16)]
+    grad = torch.randn(16, 16, device="cuda")
+    _, mean, rstd = ops.forward(*arguments, 1e-5, None)
+    needs = (True,) * 5
+
+    def call() -> None:
+        ops.backward(grad, *arguments[:4], mean, rstd, 1e-5, None, needs)
+
+    times = []
+    for _ in range(200):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(20):
+            call()
+        times.append((time.perf_counter() - begin) / 20 * 1e6)
+    least, median = min(times), sorted(times)[len(times) // 2]  # other processes can only add to it
+    record_property("call_us", least)
+    print(f"a backward call costs the CPU {least:.1f} us, in the median {median:.1f} us")
+    assert least < CALL_US
+
+
+@pytest.mark.parametrize("first", ["torch", "pycuda.driver"])
+def test_t7_in_either_order_beside_pycuda(first: str) -> None:
+    code = _BOTH.format(first=first)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr
+
+
+_BOTH = """
+import {first}
+import numpy as np
+import torch, tuner
+from tuner.torch import layer_norm_linear
+from tuner.inputs import random_inputs
+given = random_inputs(40, 24, 16)
+leaves = [torch.tensor(array, device="cuda").requires_grad_() for array in (given.x, given.gamma, given.beta, given.w)]
+for _ in range(2):
+    got = tuner.backward(given.dy, given.x, given.gamma, given.beta, given.w)
+    found = torch.autograd.grad(layer_norm_linear(*leaves), leaves, torch.tensor(given.dy, device="cuda"))
+    for array, tensor in zip((got.dx, got.dgamma, got.dbeta, got.dw), found):
+        assert np.allclose(array, tensor.cpu().numpy(), rtol=1e-4, atol=1e-4)
+assert torch.randn(64, 64, device="cuda").matmul(torch.eye(64, device="cuda")).isfinite().all()
+print("right")
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_go_through_tuner_backward_without_copies(dtype: torch.dtype) -> None:
+    arguments = on_gpu(4, 33, hidden=128, out=64, dtype=dtype)
+    x, gamma, beta, w, _ = arguments
+    dy = torch.randn(4, 33, 64, device="cuda").to(dtype)
+    results = tuner.backward(dy, x, gamma, beta, w)  # type: ignore[arg-type]
+    assert results.dx is not None and type(results.dx) is Tensor and results.dx.shape == (4, 33, 128)
+    check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[dtype])
+
+
+@pytest.mark.parametrize("config", ["row_warp:reduction=atomic", "row_warp:reduction=two_pass"])
+def test_tensors_accumulate(config: str) -> None:
+    arguments = on_gpu(132, hidden=128, out=64)
+    x, gamma, beta, w, _ = arguments
+    dy = torch.randn(132, 64, device="cuda")
+    shapes = {"dgamma": (128,), "dbeta": (128,), "dw": (64, 128), "db": (64,)}
+    out = {name: torch.zeros(shape, device="cuda") for name, shape in shapes.items()}
+    for _ in range(2):
+        results = tuner.backward(dy, x, gamma, beta, w, out=out, accumulate=True, config=config)  # type: ignore[arg-type]
+    assert results.dw is out["dw"]
+    check(arguments, [results.dx, *(tensor / 2 for tensor in out.values())], dy, LIMITS[torch.float32])
+
+
+def test_gpu_arrays_go_through_tuner_backward_without_copies() -> None:
+    import pycuda.driver as driver
+    import pycuda.gpuarray as gpuarray
+
+    driver.init()
+    context = driver.Device(0).retain_primary_context()
+    context.push()
+    try:
+        given = random_inputs(132, 128, 64)
+        arrays = [gpuarray.to_gpu(array) for array in (given.dy, given.x, given.gamma, given.beta, given.w)]
+        results = tuner.backward(*arrays)
+        got = {name: getattr(results, name).get() for name in GRADIENTS}
+        assert bound_fault(given, Gradients(**got)) is None
+    finally:
+        driver.Context.pop()
+
+
+def test_a_given_stream_owns_what_is_made_for_it() -> None:
+    arguments = on_gpu(4096, hidden=256, out=64)
+    x, gamma, beta, w, _ = arguments
+    dy, stream = torch.randn(4096, 64, device="cuda"), torch.cuda.Stream()
+    tuner.backward(dy, x, gamma, beta, w)  # type: ignore[arg-type]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(BUSY)
+    results = tuner.backward(dy, x, gamma, beta, w, stream=stream)  # type: ignore[arg-type]
+    for _ in range(50):  # would take the scratch memory, were it not the stream's
+        torch.empty(1 << 22, device="cuda", dtype=torch.uint8).fill_(0xFF)
+    torch.cuda.current_stream().wait_stream(stream)
+    check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[torch.float32])

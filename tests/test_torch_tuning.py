@@ -1,0 +1,87 @@
+"""tuner.torch.autotune: what it tunes, what it leaves alone, and that its winners are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from codegen.config import Config
+from tests.fake_gpu import FakeGpu
+from tests.torch_on_host import install, leaves
+from tuner.executors import Executor
+from tuner.executors.host import HostExecutor
+from tuner.launcher import engine as engines
+from tuner.store import Store
+from tuner.torch import autotune, layer_norm_linear
+from tuner.torch import tuning as tuning_module
+from tuner.tuning import tune
+from tuner.wisdom.recall import choose, remember
+
+ROWS, HIDDEN, OUT = 36, 8, 6
+
+
+class Gpu(FakeGpu):
+    """The GPU that the fake driver stands for."""
+
+    device = "NVIDIA H200"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host_executor: Executor, store: Store) -> list[dict[str, Any]]:
+    """The tuning runs there were; they look at row_warp only, which takes a second, and keep its best all the same."""
+    monkeypatch.setenv("LNL_WISDOM", str(tmp_path / "wisdom"))
+    assert isinstance(host_executor, HostExecutor)
+    install(monkeypatch, host_executor, store)
+    monkeypatch.setattr(engines, "choose", choose)
+    runs: list[dict[str, Any]] = []
+
+    def run(shape: Any, *, executor: str, trials: int | None, **options: Any) -> Any:
+        assert executor == "cuda"
+        runs.append({"shape": shape, **options})
+        result = tune(shape, executor=Gpu(), trials=3, variants="row_warp", **options)
+        remember(result)
+        return result
+
+    monkeypatch.setattr(tuning_module, "tune", run)
+    return runs
+
+
+def step(dtype: torch.dtype = torch.float32) -> None:
+    arguments = leaves((4, 9), HIDDEN, OUT, dtype)
+    layer_norm_linear(*arguments).sum().backward()
+
+
+def test_winners_are_kept_and_used(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    results = autotune(step)
+    assert [run["shape"] for run in asked] == [(1, ROWS, HIDDEN, OUT)]
+    winner = results[0].winner
+    assert winner is not None and winner.config.variant == "row_warp"
+    used: list[Config] = []
+    real = engines.render
+    monkeypatch.setattr(engines, "render", lambda problem, config: used.append(config) or real(problem, config))
+    step()
+    assert used == [winner.config]
+
+
+def test_what_is_tuned_is_left_alone_unless_asked(asked: list[dict[str, Any]]) -> None:
+    autotune(step)
+    assert autotune(step) == [] and len(asked) == 1
+    assert len(autotune(step, again=True)) == 1 and len(asked) == 2
+
+
+def test_each_problem_of_a_step_once(asked: list[dict[str, Any]]) -> None:
+    def steps() -> None:
+        step()
+        step()
+        step(torch.bfloat16)
+
+    autotune(steps)
+    assert sorted(run["dtype"] for run in asked) == ["bfloat16", "float32"]
+    assert all(set(run["wants"]) == {"dx", "dgamma", "dbeta", "dw", "db"} for run in asked)
+
+
+def test_a_step_without_the_operation_tunes_nothing(asked: list[dict[str, Any]]) -> None:
+    assert autotune(lambda: None) == [] and asked == []

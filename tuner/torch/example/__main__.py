@@ -1,0 +1,131 @@
+"""The command line of the example."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
+from tuner.errors import InputError, TunerError
+from tuner.torch import autotune, convert
+from tuner.torch.example.model import Transformer
+from tuner.torch.example.training import Curve, Setting, read_text, train
+
+AGREEMENT = 0.01
+"""How far the losses may lie apart in the mean over all steps, relative. Roundings differ, and training amplifies them."""
+
+SHOWN = 8
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the example and returns the exit status.
+
+    0: the loss curves agree. 1: they do not, or something failed. 2: the arguments make no sense. 130: interrupted.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        print("example: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (TunerError, OSError) as error:
+        print(f"example: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, InputError) else FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="example", allow_abbrev=False, description=(
+        "Trains a small transformer on a small text, with PyTorch's modules and with the tuned ones, from the same seed, and "
+        "shows both loss curves and the time of a step."))
+    for name, value, what in (
+            ("steps", 200, "training steps"), ("batch", 16, "texts in a step"), ("length", 128, "characters of each"),
+            ("width", 128, "of the vectors between layers"), ("heads", 4, "of an attention"), ("layers", 2, "of the model"),
+            ("seed", 0, "of parameters and data")):
+        parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{what} (default {value})")
+    parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate (default 0.001)")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: the GPU if there is one")
+    parser.add_argument("--autocast", choices=("bfloat16", "float16"), help="multiply in this data type")
+    parser.add_argument("--autotune", type=float, metavar="SECONDS", help="first tune each backward pass for so long")
+    parser.add_argument("--compile", action="store_true", help="also time torch.compile of both")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    text, characters = read_text()
+    device = _device(options.device)
+    setting = _setting(options, device, len(text))
+    torch.manual_seed(options.seed)
+    theirs = Transformer(characters, options.length, options.width, options.heads, options.layers).to(device)
+    ours = convert(copy.deepcopy(theirs))
+    state = copy.deepcopy(theirs.state_dict())
+    if options.autotune is not None:
+        autotune(lambda: _curve(ours, ours, state, text, replace(setting, steps=1)), timeout=options.autotune)
+    runs: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]] = {"PyTorch": (theirs, theirs), "tuned": (ours, ours)}
+    if options.compile:
+        runs["PyTorch, torch.compile"] = theirs, torch.compile(theirs)
+        runs["tuned, torch.compile"] = ours, torch.compile(ours)
+    curves = {name: _curve(model, call, state, text, setting) for name, (model, call) in runs.items()}
+    console = Console()
+    console.print(_table(curves))
+    apart = _apart(curves["PyTorch"], curves["tuned"])
+    where = "" if device == "cuda" else "; without a GPU both run PyTorch's own kernels"
+    console.print(f"the losses lie {apart:.2e} apart in the mean, relative{where}", highlight=False, soft_wrap=True)
+    for name in list(curves)[1:] if device == "cuda" else ():
+        ratio = curves["PyTorch"].step_ms / curves[name].step_ms
+        console.print(f"{name}: a step is {ratio:.2f} times as fast as PyTorch's", highlight=False, soft_wrap=True)
+    return OK if apart <= AGREEMENT else FAILED
+
+
+def _device(name: str) -> str:
+    present = torch.cuda.is_available()
+    if name == "cuda" and not present:
+        raise InputError("this PyTorch finds no GPU; use --device cpu")
+    return ("cuda" if present else "cpu") if name == "auto" else name
+
+
+def _setting(options: argparse.Namespace, device: str, characters: int) -> Setting:
+    for name in ("steps", "batch", "length", "width", "heads", "layers"):
+        if getattr(options, name) < 1:
+            raise InputError(f"--{name} must be at least 1, not {getattr(options, name)}")
+    if options.width % options.heads:
+        raise InputError(f"--width must be a multiple of --heads, which {options.width} is not of {options.heads}")
+    if options.length + 1 >= characters:
+        raise InputError(f"--length must be less than {characters - 1}, as the text has {characters} characters")
+    autocast = None if options.autocast is None else getattr(torch, options.autocast)
+    return Setting(device, options.steps, options.batch, options.length, options.rate, options.seed, autocast)
+
+
+def _curve(model: nn.Module, call: Callable[[Tensor], Tensor], state: dict[str, Any], text: Tensor, setting: Setting) -> Curve:
+    """Trains from the same parameters each time."""
+    model.load_state_dict(state)
+    return train(call, list(model.parameters()), text, setting)
+
+
+def _apart(first: Curve, second: Curve) -> float:
+    pairs = list(zip(first.losses, second.losses, strict=True))
+    return sum(abs(a - b) / abs(a) for a, b in pairs) / len(pairs)
+
+
+def _table(curves: dict[str, Curve]) -> Table:
+    table = Table()
+    table.add_column("step", justify="right")
+    for name in curves:
+        table.add_column(name, justify="right")
+    steps = len(next(iter(curves.values())).losses)
+    for step in sorted({*range(0, steps, max(1, steps // SHOWN)), steps - 1}):
+        table.add_row(str(step + 1), *(f"{curve.losses[step]:.4f}" for curve in curves.values()))
+    table.add_row("ms a step", *(f"{curve.step_ms:.2f}" for curve in curves.values()))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

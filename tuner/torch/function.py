@@ -1,0 +1,65 @@
+"""`layer_norm_linear`, as functions of torch.nn.functional are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tuner.torch import engine, ops
+
+
+class _Eager(torch.autograd.Function):
+    """What `lnl::layer_norm_linear` is in a graph, without the dispatcher's share of the time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
+                linear_bias: Tensor | None, eps: float, cast: Any) -> Tensor:
+        y, mean, rstd = ops.forward(x, weight, bias, linear_weight, linear_bias, eps, cast)
+        ctx.save_for_backward(x, weight, bias, linear_weight, mean, rstd)
+        ctx.eps, ctx.cast = eps, cast
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, linear_weight, mean, rstd = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:5]
+        return ops.spread(ops.backward(grad, x, weight, bias, linear_weight, mean, rstd, ctx.eps, ctx.cast, needs), needs)
+
+
+def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
+                      linear_bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """linear(layer_norm(x, weight, bias, eps), linear_weight, linear_bias), whose backward pass is the tuned kernel.
+
+    The kernel is the best that is known for these sizes on this GPU, else the best predicted one; tuner.torch.autotune finds
+    better ones. Tensors that are not on a GPU, or of a type other than float32, bfloat16 and float16, take PyTorch's own path.
+
+    Args:
+        x: [..., H].
+        weight, bias: scale and shift of the LayerNorm [H]; None: there is none.
+        linear_weight: [O, H].
+        linear_bias: [O]; None: there is none.
+        eps: of the LayerNorm.
+
+    Returns:
+        y [..., O].
+
+    Raises:
+        RuntimeError: shapes or data types do not go together, as PyTorch says; or a second derivative is asked for.
+    """
+    if not (engine.serves(x) and engine.serves(linear_weight)):
+        functional = torch.nn.functional
+        return functional.linear(functional.layer_norm(x, x.shape[-1:], weight, bias, eps), linear_weight, linear_bias)
+    device = x.device.type
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    arguments = (x, weight, bias, linear_weight, linear_bias, float(eps), cast)
+    if torch.compiler.is_compiling():
+        y, _, _ = torch.ops.lnl.layer_norm_linear(*arguments)
+    elif torch.is_grad_enabled():
+        y = _Eager.apply(*arguments)
+    else:
+        y, _, _ = ops.forward(*arguments)
+    return y

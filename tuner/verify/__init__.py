@@ -1,0 +1,1 @@
+"""`python -m tuner verify`: the forward and the backward pass on each device of this machine, against an independent result."""
