@@ -230,8 +230,17 @@ def _mismatched(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _too_much_workspace(problem: Problem, params: Params, limits: Limits) -> str | None:
-    # What the clash does not look at changes nothing about it.
-    return reduction.too_much_workspace(problem, _plan(problem, {**VARIANT.defaults, **params}))
+    # What the clash does not look at changes nothing about it. With most parts, all of them summed, most is needed: where that
+    # fits, there is no need to look at parts and reduction.
+    sizes = {name: params[name] for name in ("arithmetic", "split", "tile", "promote", "depth", "finish")}
+    most = {**VARIANT.defaults, **sizes, "reduction": "two_pass", "parts": max(_PARTS)}
+    if _more_workspace_than_allowed(problem, most) is None:
+        return None
+    return _more_workspace_than_allowed(problem, {**most, "reduction": params["reduction"], "parts": params["parts"]})
+
+
+def _more_workspace_than_allowed(problem: Problem, params: Params) -> str | None:
+    return reduction.too_much_workspace(problem, Plan((), _workspace(problem, params, Tiles.of(problem, params))))
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from math import prod
 
 from codegen.expr import ROWS, Expr, ceil_div, const, minimum
@@ -29,6 +31,7 @@ MAX_COARSE_CHAIN = 1 << 20
 MAX_SINGLE_BLOCK_ROWS = 4096
 
 
+@functools.lru_cache(maxsize=64)  # asked for once for each combination of parameters
 def workspace_limit(problem: Problem) -> int:
     """Scratch memory a config may use, bytes: 64 MiB, 16 bytes a row, and three times the bytes of x, dy and w.
 
@@ -50,7 +53,8 @@ def wants_parameter_gradients(problem: Problem) -> bool:
     return bool(problem.wants - {"dx"})
 
 
-def sections(problem: Problem) -> dict[str, int]:
+@functools.lru_cache(maxsize=64)  # likewise
+def sections(problem: Problem) -> Mapping[str, int]:
     """Where each wanted gradient begins in one split's row of `partial`, the end, and the row's padded length."""
     sizes = {"dw": problem.out * problem.hidden, "db": problem.out, "dgamma": problem.hidden, "dbeta": problem.hidden}
     at, starts = 0, {}
@@ -92,7 +96,8 @@ def mismatched(problem: Problem, params: Params) -> str | None:
 
 
 def too_much_workspace(problem: Problem, plan: Plan, sms: int = 1) -> str | None:
-    """Why the plan needs more scratch memory than is allowed at the problem's row count, on a GPU of so many SMs."""
+    """Why the plan needs more scratch memory than is allowed at the problem's row count, on a GPU of so many SMs; its steps do
+    not count."""
     limit = workspace_limit(problem)
     needed = plan.workspace_bytes(problem.rows, sms)
     if needed > limit:
@@ -120,6 +125,11 @@ def long_chain(problem: Problem, chains: int) -> str | None:
     return f"sums {length} rows in one float32 chain, which loses the accuracy of class {problem.accuracy}"
 
 
+def partial(problem: Problem, params: Params, splits: Expr) -> tuple[Buffer, ...]:
+    """The scratch memory of the blocks' shares."""
+    return (Buffer("partial", splits * sections(problem)["PARTIAL_SIZE"]),) if params["reduction"] == "two_pass" else ()
+
+
 def with_reduction(problem: Problem, params: Params, kernel: Launch, workspace: tuple[Buffer, ...], splits: Expr) -> Plan:
     """The plan of a kernel whose blocks emit their shares: what must be zeroed before it and summed after it."""
     reduction = params["reduction"]
@@ -129,7 +139,7 @@ def with_reduction(problem: Problem, params: Params, kernel: Launch, workspace: 
         steps = (Fill(names), kernel) if names else (kernel,)
     elif reduction == "two_pass":
         row = sections(problem)["PARTIAL_SIZE"]
-        workspace = (Buffer("partial", splits * row), *workspace)
+        workspace = (*partial(problem, params, splits), *workspace)
         if row:
             second = second_pass(problem, number(params, "splits"))
             width = 32 * second["SUM_VECTOR"]

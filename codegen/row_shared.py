@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen import reduction
-from codegen.expr import ROWS, ceil_div, const, minimum
+from codegen.expr import ONE, ROWS, Expr, ceil_div, minimum
 from codegen.limits import Limits
 from codegen.plan import Launch, Plan
 from codegen.problem import Problem
@@ -27,11 +27,11 @@ class _Sizes:
 
     @classmethod
     def of(cls, problem: Problem, params: Params) -> _Sizes:
-        threads, lanes, rows, vector = (number(params, name) for name in ("threads", "lanes", "rows", "vector"))
+        threads, lanes, vector = (number(params, name) for name in ("threads", "lanes", "vector"))
         tile_o, tile_h = (int(part) for part in str(params["tile"]).split("x"))
         o_pitch, h_pitch = round_up(problem.out, max(4, tile_o)), round_up(problem.hidden, max(4, tile_h))
         end_values = o_pitch if params["grads"] == "identity" else 2 * threads // 32 * h_pitch
-        return cls(tile_o, tile_h, o_pitch, h_pitch, threads // lanes * rows, end_values,
+        return cls(tile_o, tile_h, o_pitch, h_pitch, _tile_rows(params), end_values,
                    -(-h_pitch // (lanes * vector)) * vector,
                    -(-(o_pitch // tile_o * (h_pitch // tile_h)) // threads))
 
@@ -47,12 +47,19 @@ class _Sizes:
         return sums + 2 * rows * self.lane_columns + 40
 
 
+def _tile_rows(params: Params) -> int:
+    return number(params, "threads") // number(params, "lanes") * number(params, "rows")
+
+
+def _splits(params: Params) -> Expr:
+    if params["reduction"] == "single_block":
+        return ONE
+    return minimum(number(params, "splits"), ceil_div(ROWS, _tile_rows(params)))
+
+
 def _plan(problem: Problem, params: Params) -> Plan:
-    threads, sizes = number(params, "threads"), _Sizes.of(problem, params)
-    splits = const(1)
-    if params["reduction"] != "single_block":
-        splits = minimum(number(params, "splits"), ceil_div(ROWS, sizes.tile_rows))
-    launch = Launch("row_shared", splits, threads, sizes.shared_bytes)
+    splits = _splits(params)
+    launch = Launch("row_shared", splits, number(params, "threads"), _Sizes.of(problem, params).shared_bytes)
     return reduction.with_reduction(problem, params, launch, (), splits)
 
 
@@ -76,7 +83,7 @@ def _mismatched(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
-    return reduction.too_much_workspace(problem, _plan(problem, params))
+    return reduction.too_much_workspace(problem, Plan((), reduction.partial(problem, params, _splits(params))))
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
@@ -86,7 +93,7 @@ def _inexact(problem: Problem, params: Params) -> str | None:
 
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
-    return reduction.wasted(problem, params, _Sizes.of(problem, params).tile_rows)
+    return reduction.wasted(problem, params, _tile_rows(params))
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations, product
 
@@ -10,10 +9,9 @@ from codegen.config import Config, Value, split_text
 from codegen.errors import InvalidConfig
 from codegen.limits import Limits
 from codegen.problem import Problem
-from codegen.variant import Clash, Variant
+from codegen.variant import Variant
 from codegen.variants import VARIANTS
-
-Pairs = tuple[tuple[str, Value], ...]
+from codegen.walk import Walk
 
 
 def variant_of(name: str) -> Variant:
@@ -100,65 +98,18 @@ def valid_configs(problem: Problem, limits: Limits, names: Iterable[str] | None 
         problem: what is to be computed.
         limits: the GPU.
         names: of the variants; None: all.
-        on_refused: told of the others: a reason, and how many combinations fall to it.
+        on_refused: told of the others: a reason, and how many combinations of a variant fall to it.
 
     Raises:
         InvalidConfig: there is no variant of one of those names.
     """
     found: list[Config] = []
     for name in VARIANTS if names is None else names:
-        _Walk(problem, limits, variant_of(name), found.append, on_refused).below(())
+        walk = Walk(problem, limits, variant_of(name))
+        found += walk.valid
+        for reason, count in walk.refused.items():
+            on_refused(reason, count)
     return found
-
-
-class _Walk:
-    """Every combination of one variant, parameter by parameter, but for those below one that clashes."""
-
-    def __init__(self, problem: Problem, limits: Limits, variant: Variant, on_valid: Callable[[Config], None],
-                 on_refused: Callable[[str, int], None]) -> None:
-        self._problem, self._limits, self._variant = problem, limits, variant
-        self._on_valid, self._on_refused = on_valid, on_refused
-        names = tuple(variant.choices)
-        # One pair of each name and value, shared by all configs.
-        self._pairs = [[(name, value) for value in values] for name, values in variant.choices.items()]
-        self._combinations = [math.prod(map(len, self._pairs[level:])) for level in range(len(names) + 1)]
-        self._clashes: list[list[Callable[[Pairs], str | None]]] = [[] for _ in names]
-        for clash in variant.clashes:
-            positions = sorted(names.index(name) for name in clash.names)
-            self._clashes[positions[-1]].append(self._remembered(clash, positions))
-
-    def _remembered(self, clash: Clash, positions: list[int]) -> Callable[[Pairs], str | None]:
-        answers: dict[Pairs, str | None] = {}
-
-        def asked(chosen: Pairs) -> str | None:
-            looked_at = tuple(chosen[position] for position in positions)
-            if looked_at not in answers:
-                answers[looked_at] = clash.refuses(self._problem, dict(looked_at), self._limits)
-            return answers[looked_at]
-
-        return asked
-
-    def below(self, chosen: Pairs) -> None:
-        """All combinations that begin with these values."""
-        level = len(chosen)
-        if level == len(self._pairs):
-            self._judge(Config(self._variant.name, chosen))
-            return
-        for pair in self._pairs[level]:
-            longer = (*chosen, pair)
-            if reason := next(filter(None, (asked(longer) for asked in self._clashes[level])), None):
-                self._on_refused(reason, self._combinations[level + 1])
-            else:
-                self.below(longer)
-
-    def _judge(self, config: Config) -> None:
-        problem, params, variant = self._problem, config.as_dict(), self._variant
-        reason = (variant.refuses(problem, params, self._limits) or variant.inexact(problem, params)
-                  or variant.wasteful(problem, params))
-        if reason is None:
-            self._on_valid(config)
-        else:
-            self._on_refused(reason, 1)
 
 
 REACH = 3

@@ -95,9 +95,9 @@ def _blocks(problem: Problem, params: Params) -> Expr:
 
 
 def _split_params(params: Params) -> Params:
-    """The parameters with `splits`, as codegen/reduction.py knows it, of a typical GPU."""
+    """The parameters that codegen/reduction.py looks at; `splits` is that of a typical GPU."""
     splits = 1 if params["reduction"] == "single_block" else _DETERMINISTIC_SMS * number(params, "blocks")
-    return {**params, "splits": splits}
+    return {"reduction": params["reduction"], "splits": splits}
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
@@ -136,7 +136,8 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
         return reason
     if params["reduction"] == "single_block" and params["blocks"] != 1:
         return "reduction=single_block is one block; it takes blocks=1"
-    return reduction.too_much_workspace(problem, _plan(problem, params), limits.sms)
+    shares = reduction.partial(problem, params, _blocks(problem, params))
+    return reduction.too_much_workspace(problem, Plan((), shares), limits.sms)
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:

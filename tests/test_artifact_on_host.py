@@ -73,8 +73,9 @@ def test_gradients_of_every_variant_with_every_reduction(config: str, load: Load
 
 @pytest.mark.parametrize(("dtype", "param_dtype"), DATA_TYPES[1:])
 def test_gradients_of_every_variant_in_every_data_type(dtype: str, param_dtype: str, store: Store, tmp_path: Path) -> None:
+    """With one reduction each: the interface does not know them apart but by their plans, which float32 ones have too."""
     problem = typed(dtype, param_dtype)
-    for config in every_reduction(problem, LIMITS):
+    for config in {config.variant: config for config in every_reduction(problem, LIMITS)}.values():
         (folder := tmp_path / str(config)).mkdir()
         loaded = HostArtifact(one(str(config), problem).cu, store, folder)
         for rows in (0, 1, 17, 71):

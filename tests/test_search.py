@@ -147,7 +147,7 @@ def test_the_same_seed_and_times_lead_to_the_same_choices(ahead: int) -> None:
 
 @pytest.mark.parametrize("favourite", ["row_warp", "weight_stream"])
 def test_the_budget_moves_to_the_fastest_variant(favourite: str) -> None:
-    """A third of the budget goes to a variant that has a twentieth of the configs, and to each other one less than two thirds of that.
+    """A third of the budget goes to a variant that has a twentieth of the configs, and much less to each other one.
 
     Rounding in the model's last digits, which differs between CPUs, leads to other choices: half of the budget is usual, and
     two fifths the least seen.
@@ -202,9 +202,9 @@ def test_the_model_believes_predictions_until_it_knows_better() -> None:
     among = space(SHAPE, ("row_warp",))
     ranked = rank(among)
     model = Surrogate(among.valid, ranked)
-    favourite = next(iter(ranked))
     upside_down = {config: 1e3 / time for config, time in ranked.items()}
-    assert model.choose() == favourite
+    favourite = model.choose()
+    assert favourite is not None and ranked[favourite] <= min(ranked.values()) * (1 + 1e-9)  # several are predicted to be alike
     rng = random.Random(0)
     tried = rng.sample(among.valid, 30)
     for config in tried:

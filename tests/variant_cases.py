@@ -4,6 +4,7 @@ The tests of kernels draw from these:
 
     EACH   every variant with every reduction, in the arithmetic of its defaults; float32
     EVERY  the same in every arithmetic; float32, each held to the accuracy class that its arithmetic can meet
+    SINGLY EACH, and each arithmetic with one reduction and in one way: where arithmetic and reduction meet nowhere but in sums
     TYPED  every variant with every reduction on 16-bit data, with parameters of both types
 """
 
@@ -141,6 +142,9 @@ def in_way(config: Config, values: dict[str, Value], dtype: str = "float32") -> 
 
 EACH = [config for name in VARIANTS for pair in pairs(name) for config in in_other_ways(config_of(name, *pair))]
 EVERY = [config for name in VARIANTS for triple in triples(name, "float32") for config in in_other_ways(config_of(name, *triple))]
+SINGLY = list(dict.fromkeys((*EACH, *{
+    (config.variant, config["arithmetic"]): config for config in reversed(EVERY)
+    if is_emulated(config.variant) and config["reduction"] == VARIANTS[config.variant].defaults["reduction"]}.values())))
 TYPED = [(config, dtype, param_dtype) for dtype, param_dtype in cases.DATA_TYPES[1:]
          for name in VARIANTS for triple in triples(name, dtype)
          for config in in_other_ways(config_of(name, *triple, dtype), dtype)
@@ -148,6 +152,7 @@ TYPED = [(config, dtype, param_dtype) for dtype, param_dtype in cases.DATA_TYPES
 
 each_config = pytest.mark.parametrize("config", EACH, ids=label)
 every_config = pytest.mark.parametrize("config", EVERY, ids=label)
+singly_changed = pytest.mark.parametrize("config", SINGLY, ids=label)
 deterministic_configs = pytest.mark.parametrize(
     "config", [config for config in EACH if config["reduction"] != "atomic"], ids=label)
 typed_configs = pytest.mark.parametrize(

@@ -56,7 +56,7 @@ TIMEOUT = 180.0
 FINAL_SHARE = 1 / 6
 """Part of the time before the gate that is kept for validating and timing the finalists."""
 
-SHORTLIST = 24
+SHORTLIST = 16
 """Candidates validated without a GPU unless the caller says otherwise, beside each variant's default."""
 
 FINALISTS, FINAL_WITHIN = 8, 1.25
