@@ -109,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"end the run after about so long (default {TIMEOUT:.0f} on a GPU, without one no limit)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>/<shape>-<dtype>)")
+    parser.add_argument("--resume", action="store_true",
+                        help="go on with what an earlier run of the problem has left there, however it ended; its trials count")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -125,22 +127,26 @@ def _tune(options: argparse.Namespace, command: str) -> int:
                   file=sys.stderr)
         if request.regime != "warm" and not executor.measures:
             print("tuner: --regime is ignored, since times are predicted; it is for --executor cuda", file=sys.stderr)
-        return _run(request, executor, options.out)
+        return _run(request, executor, options.out, options.resume)
 
 
-def _run(request: Request, executor: Executor | Workers, out: Path | None) -> int:
+def _run(request: Request, executor: Executor | Workers, out: Path | None, resume: bool) -> int:
     run = TuningRun(request, executor)
     console, errors = Console(), Console(stderr=True)
     interrupted = False
-    with Folder(out or _default_folder(executor, request), run.info) as folder, ProgressBar(errors) as bar:
-        run.on_record, run.on_event = folder.add, bar.show
-        try:
-            run.execute()
-        except KeyboardInterrupt:
-            interrupted = True
-    result = run.result()
-    with _first_noted() as interrupts:
-        published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
+    with Folder(out or _default_folder(executor, request), run.info, run.space if resume else None) as folder:
+        if folder.said:
+            print(f"tuner: {folder.said}", file=sys.stderr)
+        run.take_up(folder.taken)
+        with ProgressBar(errors) as bar:
+            run.on_record, run.on_event = folder.add, bar.show
+            try:
+                run.execute()
+            except KeyboardInterrupt:
+                interrupted = True
+        result = run.result()
+        with _first_noted() as interrupts:
+            published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
     interrupted = interrupted or bool(interrupts)
     if request.variants is None and not interrupted:
         remember(result, say=lambda sentence: print(f"tuner: {sentence}", file=sys.stderr))

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 from codegen.config import Config
 from tuner.errors import DeviceLost
@@ -61,7 +62,7 @@ def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool
             config, compiled = flying.popleft()
             program = compiled.result()
             try:
-                record = judge.judge(program)
+                record = _judged(judge, program)
             except DeviceLost as error:
                 on_record(_last(config, error))
                 raise
@@ -80,7 +81,7 @@ def try_all(configs: list[Config], judge: Judge, out_of_time: Callable[[], bool]
     """
 
     def one(config: Config) -> Record | None:
-        return None if out_of_time() else judge.judge(judge.compile(config))
+        return None if out_of_time() else _judged(judge, judge.compile(config))
 
     with thread_pool(workers()) as pool:
         try:
@@ -95,6 +96,10 @@ def try_all(configs: list[Config], judge: Judge, out_of_time: Callable[[], bool]
         except BaseException:
             judge.stop()
             raise
+
+
+def _judged(judge: Judge, compiled: Compiled) -> Record:
+    return replace(judge.judge(compiled), source=compiled.digest)
 
 
 def _last(config: Config, error: DeviceLost) -> Record:

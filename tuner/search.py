@@ -44,14 +44,17 @@ class Guided:
         budget: the largest number of configs to give out.
         seed: of everything random.
         first: configs to begin with, those that are candidates.
+        tried: what an earlier run has tried, and the times, None where it was rejected. They count as given out.
     """
 
     def __init__(self, candidates: Sequence[Config], predicted: Mapping[Config, float], budget: int, seed: int,
-                 first: Sequence[Config] = ()) -> None:
+                 first: Sequence[Config] = (), tried: Mapping[Config, float | None] | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._left = min(budget, len(candidates))
+        tried = tried or {}
+        self._left = max(0, min(budget - len(tried), len(set(candidates) - set(tried))))
         self._sampler = ModelSampler(candidates, predicted, seed, first)
         self._study = optuna.create_study(sampler=self._sampler)
+        self._study.add_trials(self._sampler.as_trial(config, time_us) for config, time_us in tried.items())
         self._open: dict[Config, Trial] = {}
 
     def ask(self, count: int) -> list[Config]:
@@ -124,6 +127,12 @@ class ModelSampler(BaseSampler):
     def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
         """Not asked for: every parameter is sampled with the others."""
         raise AssertionError(param_name)
+
+    def as_trial(self, config: Config, time_us: float | None) -> FrozenTrial:
+        """A trial of the config that was finished somewhere else."""
+        state = TrialState.PRUNED if time_us is None else TrialState.COMPLETE
+        return optuna.trial.create_trial(state=state, value=time_us, params=as_params(config),
+                                         distributions=as_distributions(config.variant, self.variants))
 
     def _choose(self, number: int) -> Config:
         while self._starts:

@@ -35,10 +35,11 @@ from tuner.guess import rank
 from tuner.inputs import as_eps
 from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
 from tuner.pipeline import try_all, try_in_turn
-from tuner.provenance import now, version
+from tuner.provenance import now, sources_digest, version
 from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
 from tuner.strategy import Listed, Strategy
+from tuner.study.earlier import TakenUp
 from tuner.timing import finals
 from tuner.timing.finals import Entrant
 from tuner.timing.health import open_watch
@@ -151,8 +152,15 @@ class TuningRun:
         self._fastest: Config | None = None
         self._lost: str | None = None
         self._said: tuple[str, ...] = ()
+        self._origin = ""
         self._checks: tuple[Check, ...] = (SKIPPED,)
         self.info = self._information()
+
+    def take_up(self, taken: TakenUp) -> None:
+        """Before `execute`: goes on with what an earlier run has tried. It counts as this run's, but not its time."""
+        self._records = {record.config: record for record in taken.records}
+        self._best = min(filter(_may_win, taken.records), key=lambda record: record.best_us, default=None)
+        self._origin = taken.clause
 
     def execute(self) -> None:
         """Runs to the end, or until time is up or the device is lost.
@@ -180,14 +188,16 @@ class TuningRun:
         if self._fastest is not None:
             winner = self._records[self._fastest]
         limits = self._executor.limits
-        return TuneResult(self.info, self.problem, limits, records, winner, self._lost, self._said, self._checks)
+        said = (self._origin, *self._said) if self._origin else self._said
+        return TuneResult(self.info, self.problem, limits, records, winner, self._lost, said, self._checks)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
     def _search(self, predicted: Mapping[Config, float]) -> Judge:
         judge = self._judge()
+        judge.best_us = math.inf if self._best is None else self._best.best_us
         ranked = self._short_enough(predicted)
-        total = min(self._trials, len(ranked))
+        total = min(self._trials, len({*ranked, *self._records}))
         try_in_turn(self._strategy(ranked, predicted), judge, lambda: self._passed(1 - FINAL_SHARE),
                     lambda record: self._add(record, total))
         self._time_finalists(judge, self._finalists(judge))
@@ -200,11 +210,13 @@ class TuningRun:
         return [config for config, time_us in predicted.items() if time_us <= limit] + others
 
     def _strategy(self, ranked: Sequence[Config], predicted: Mapping[Config, float]) -> Strategy:
-        if len(ranked) <= self._trials:
-            return Listed(ranked)
+        tried = {config: _told(record) for config, record in self._records.items()}
+        left = [config for config in ranked if config not in tried]
+        if len(left) + len(tried) <= self._trials:
+            return Listed(left)
         from tuner.search import Guided
 
-        return Guided(ranked, predicted, self._trials, self._request.seed, seeds(self.info, self.space))
+        return Guided(ranked, predicted, self._trials, self._request.seed, seeds(self.info, self.space), tried)
 
     def _finalists(self, judge: Judge) -> list[Record]:
         """The fastest, all of them valid: those that were only screened are validated now, as far as time allows."""
@@ -258,14 +270,21 @@ class TuningRun:
         defaults = (nearest(make_config(name), ranked) for name in self.space.variants)
         chosen = dict.fromkeys((*ranked[:self._trials], *(config for config in defaults if config is not None)))
         shortlist = sorted(chosen, key=predicted.__getitem__)
-        for record in try_all(shortlist, judge, lambda: self._passed(1)):
-            prediction = predict(self.problem, record.config, limits, record.resources)
-            self._add(replace(record, time_us=prediction.time_us, resources=prediction.resources), len(shortlist))
+        left = [config for config in shortlist if config not in self._records]
+        total = len(left) + len(self._records)
+        self._records = {config: self._predicted(record) for config, record in self._records.items()}
+        for record in try_all(left, judge, lambda: self._passed(1)):
+            self._add(self._predicted(record), total)
         for config in ranked:
             if config not in self._records:
                 reason = "time was up" if config in chosen else "not among the best predicted"
-                self._add(Record(config, Status.NOT_RUN, reason, predicted[config]), len(shortlist))
+                self._add(Record(config, Status.NOT_RUN, reason, predicted[config]), total)
         return judge
+
+    def _predicted(self, record: Record) -> Record:
+        """With the time that the cost model says, now that the device compiler has said what the kernels use."""
+        prediction = predict(self.problem, record.config, self._executor.limits, record.resources)
+        return replace(record, time_us=prediction.time_us, resources=prediction.resources)
 
     def _report(self, nvcc: Nvcc, config: Config) -> dict[str, Resources]:
         source = render(self.problem, config)
@@ -324,7 +343,16 @@ class TuningRun:
             eps=float(request.eps), executor=executor.name, device=executor.device, target=executor.limits.arch,
             seed=request.seed, trials=self._trials, timeout_s=self._timeout, date=now(), command=request.command,
             version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused,
-            measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime))
+            measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime), sources=sources_digest())
+
+
+def _told(record: Record) -> float | None:
+    """What a search is told of a candidate: its time; None where it was rejected."""
+    return record.time_us if record.status in (Status.OK, Status.SLOWER) else None
+
+
+def _may_win(record: Record) -> bool:
+    return record.status is Status.OK
 
 
 def _compiler(arch: str) -> Nvcc | None:

@@ -21,6 +21,7 @@ from tuner.records import Record, Status
 from tuner.store import Store
 from tuner.timing.regimes import Regime
 from tuner.timing.tally import Tally
+from tuner.wisdom.source import digest
 from tuner.workers.messages import Device, Job, Message, Place
 from tuner.workers.nursery import MODULE, Died, Gone, Hung, Nursery, Worker
 from tuner.workers.patience import Patience
@@ -234,8 +235,8 @@ class IsolatedJudge:
         try:
             self._build(source)
         except CompileError as error:
-            return Compiled(config, None, None, Record(config, Status.COMPILE_ERROR, str(error)))
-        return Compiled(config, None, source.plan, None)
+            return Compiled(config, None, None, Record(config, Status.COMPILE_ERROR, str(error)), digest(source))
+        return Compiled(config, None, source.plan, None, digest(source))
 
     def judge(self, compiled: Compiled) -> Record:
         """As Judge.judge."""
