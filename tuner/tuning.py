@@ -34,7 +34,8 @@ from tuner.gate.gate import contenders, open_gate, seconds_of
 from tuner.guess import rank
 from tuner.inputs import as_eps
 from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
-from tuner.pipeline import try_all, try_in_turn
+from tuner.pipeline import told, try_in_turn
+from tuner.pipeline import workers as cores
 from tuner.provenance import now, sources_digest, version
 from tuner.records import Record, RunInfo, Status
 from tuner.store import Store
@@ -199,7 +200,7 @@ class TuningRun:
         ranked = self._short_enough(predicted)
         total = min(self._trials, len({*ranked, *self._records}))
         try_in_turn(self._strategy(ranked, predicted), judge, lambda: self._passed(1 - FINAL_SHARE),
-                    lambda record: self._add(record, total))
+                    lambda record: self._add(record, total), lanes=self._lanes())
         self._time_finalists(judge, self._finalists(judge))
         return judge
 
@@ -210,7 +211,7 @@ class TuningRun:
         return [config for config, time_us in predicted.items() if time_us <= limit] + others
 
     def _strategy(self, ranked: Sequence[Config], predicted: Mapping[Config, float]) -> Strategy:
-        tried = {config: _told(record) for config, record in self._records.items()}
+        tried = {config: told(record) for config, record in self._records.items()}
         left = [config for config in ranked if config not in tried]
         if len(left) + len(tried) <= self._trials:
             return Listed(left)
@@ -273,8 +274,8 @@ class TuningRun:
         left = [config for config in shortlist if config not in self._records]
         total = len(left) + len(self._records)
         self._records = {config: self._predicted(record) for config, record in self._records.items()}
-        for record in try_all(left, judge, lambda: self._passed(1)):
-            self._add(self._predicted(record), total)
+        try_in_turn(Listed(left), judge, lambda: self._passed(1), lambda record: self._add(self._predicted(record), total),
+                    lanes=self._lanes())
         for config in ranked:
             if config not in self._records:
                 reason = "time was up" if config in chosen else "not among the best predicted"
@@ -313,6 +314,12 @@ class TuningRun:
             self._said += (passage.rejection,)
             self._fastest = None
 
+    def _lanes(self) -> int:
+        """How many candidates are judged at a time."""
+        if isinstance(self._executor, Workers):
+            return len(self._executor.lanes)
+        return 1 if self._executor.measures else cores()
+
     def _judge(self, report: Report | None = None) -> Judge:
         eps, seed, regime = self._request.eps, self._request.seed, as_regime(self._request.regime)
         if isinstance(self._executor, Workers):
@@ -344,11 +351,6 @@ class TuningRun:
             seed=request.seed, trials=self._trials, timeout_s=self._timeout, date=now(), command=request.command,
             version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused,
             measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime), sources=sources_digest())
-
-
-def _told(record: Record) -> float | None:
-    """What a search is told of a candidate: its time; None where it was rejected."""
-    return record.time_us if record.status in (Status.OK, Status.SLOWER) else None
 
 
 def _may_win(record: Record) -> bool:
