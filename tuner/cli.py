@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -28,11 +29,16 @@ from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
 from tuner.progress import ProgressBar, best_table, error_table
 from tuner.publish import Folder, Published
+from tuner.request import Request
+from tuner.study.urls import masked
 from tuner.timing.regimes import REGIMES
-from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, Request, TuningRun
+from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, TuningRun
 from tuner.wisdom.recall import remember
 from tuner.wording import share_of_floor, time_text
 from tuner.workers.pool import Workers
+
+if TYPE_CHECKING:
+    from tuner.study.storage import Storage
 
 TARGET = "sm_90"
 
@@ -62,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return wisdom.main(given[1:])
     options = _parser().parse_args(given)
     try:
-        return _tune(options, "python -m tuner " + shlex.join(given))
+        return _tune(options, "python -m tuner " + masked(shlex.join(given)))
     except KeyboardInterrupt:
         print("tuner: interrupted before the results were written", file=sys.stderr)
         return INTERRUPTED
@@ -111,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>/<shape>-<dtype>)")
     parser.add_argument("--resume", action="store_true",
                         help="go on with what an earlier run of the problem has left there, however it ended; its trials count")
+    parser.add_argument("--storage", metavar="URL",
+                        help="share the search with all who name the same postgresql://USER:PASSWORD@HOST/DATABASE, mysql://..., "
+                             "sqlite:///FILE or journal:FILE; --trials is for all together")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -121,22 +130,39 @@ def _tune(options: argparse.Namespace, command: str) -> int:
         options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command,
         param_dtype=options.param_dtype, accuracy=options.accuracy, regime=options.regime)
     request.problem()
+    if options.storage is not None and options.resume:
+        raise InputError("--resume is for a run alone; what was finished with --storage is in its study: leave one of them out")
+    storage = None if options.storage is None else _open_storage(options.storage)
     with closing(open_isolated(options.executor, options.target or TARGET)) as executor:
         if executor.measures and options.target is not None:
             print(f"tuner: --target is ignored, since kernels are measured on {executor.device}; it is for --executor host",
                   file=sys.stderr)
         if request.regime != "warm" and not executor.measures:
             print("tuner: --regime is ignored, since times are predicted; it is for --executor cuda", file=sys.stderr)
-        return _run(request, executor, options.out, options.resume)
+        return _run(request, executor, options.out, options.resume, storage)
 
 
-def _run(request: Request, executor: Executor | Workers, out: Path | None, resume: bool) -> int:
-    run = TuningRun(request, executor)
+def _open_storage(url: str) -> Storage:
+    from tuner.study.storage import open_storage
+
+    return open_storage(url)
+
+
+def _others_said(storage: Storage | None, run: TuningRun) -> str:
+    if storage is None:
+        return ""
+    from tuner.study.together import others_said
+
+    return others_said(storage, run.info, run.space)
+
+
+def _run(request: Request, executor: Executor | Workers, out: Path | None, resume: bool, storage: Storage | None) -> int:
+    run = TuningRun(request, executor, storage=storage)
     console, errors = Console(), Console(stderr=True)
     interrupted = False
     with Folder(out or _default_folder(executor, request), run.info, run.space if resume else None) as folder:
-        if folder.said:
-            print(f"tuner: {folder.said}", file=sys.stderr)
+        for sentence in filter(None, (folder.said, _others_said(storage, run))):
+            print(f"tuner: {sentence}", file=sys.stderr)
         run.take_up(folder.taken)
         with ProgressBar(errors) as bar:
             run.on_record, run.on_event = folder.add, bar.show

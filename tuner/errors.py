@@ -33,5 +33,9 @@ class DeviceLost(LaunchError):
     """A kernel took its process's GPU context with it, or no process can use the device any more: nothing can run there."""
 
 
+class StorageLost(TunerError):
+    """A storage that processes share cannot be opened, or not be reached any more."""
+
+
 class NoValidKernel(TunerError):
     """Every candidate was rejected; the message gives the most common reason."""

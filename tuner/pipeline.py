@@ -43,7 +43,7 @@ def thread_pool(count: int, wait_for_begun: bool = True) -> Iterator[ThreadPoolE
         pool.shutdown(wait=wait_for_begun, cancel_futures=True)
 
 
-def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool], on_record: Callable[[Record], None], *,
+def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool], on_record: Callable[[Record], object], *,
                 lanes: int = 1, ahead: int = IN_FLIGHT, on_begin: Callable[[Config], None] = lambda config: None) -> None:
     """Tries what the strategy chooses until it ends or time is up.
 

@@ -84,15 +84,18 @@ class Guided:
 class ModelSampler(BaseSampler):
     """Proposes whole configs. It learns from the study's trials alone, whoever ran them.
 
-    Args: as Guided.
+    Args:
+        candidates, predicted, seed, first: as Guided.
+        variants: the choices of the parameter `variant`, which all who share a study agree in; None: those of the candidates.
 
     Attributes:
-        variants: those of the candidates.
+        variants: the same.
     """
 
     def __init__(self, candidates: Sequence[Config], predicted: Mapping[Config, float], seed: int,
-                 first: Sequence[Config]) -> None:
-        self.variants = tuple(dict.fromkeys(config.variant for config in candidates))
+                 first: Sequence[Config], variants: Sequence[str] | None = None) -> None:
+        there = dict.fromkeys(config.variant for config in candidates)
+        self.variants = tuple(there if variants is None else variants)
         self._candidates = candidates
         self._predicted = predicted
         self._seed = seed
@@ -106,7 +109,7 @@ class ModelSampler(BaseSampler):
 
     def _own_starts(self) -> list[Config]:
         starts: list[Config] = []
-        for variant in self.variants:
+        for variant in dict.fromkeys(config.variant for config in self._candidates):
             own = [config for config in self._candidates if config.variant == variant]
             default = nearest(make_config(variant), own)
             fastest = min(own, key=lambda config: self._predicted.get(config, float("inf")))
@@ -115,10 +118,10 @@ class ModelSampler(BaseSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The parameters of the config that is proposed for this trial."""
-        self._learn(study)
-        self._proposed = self._choose(trial.number)
-        self._take(self._proposed)
-        return as_distributions(self._proposed.variant, self.variants)
+        proposed = self.propose(study.get_trials(deepcopy=False), trial.number)
+        assert proposed is not None  # there are never more trials than candidates
+        self._proposed = proposed
+        return as_distributions(proposed.variant, self.variants)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         """Their values."""
@@ -134,27 +137,41 @@ class ModelSampler(BaseSampler):
         return optuna.trial.create_trial(state=state, value=time_us, params=as_params(config),
                                          distributions=as_distributions(config.variant, self.variants))
 
-    def _choose(self, number: int) -> Config:
+    def propose(self, trials: Sequence[FrozenTrial], number: int) -> Config | None:
+        """A config of which there is no trial, in view of all trials there are; None where there is one of each.
+
+        Args:
+            trials: in the order of their numbers.
+            number: of the trial that is to have the config.
+        """
+        self._learn(trials)
+        proposed = self._choose(number)
+        if proposed is not None:
+            self._take(proposed)
+        return proposed
+
+    def _choose(self, number: int) -> Config | None:
         while self._starts:
             start = self._starts.pop(0)
             if start not in self._tried:
                 return start
         rng = random.Random(f"{self._seed} {number}")
         if number < EARLY and number % ONE_IN == 0:
-            return rng.choice([config for config in self._candidates if config not in self._tried])
+            left = [config for config in self._candidates if config not in self._tried]
+            return rng.choice(left) if left else None
         chosen = self._model.choose()
         # The model knows a part of a large space; where all of that was tried, anything else will do.
-        return next(config for config in self._candidates if config not in self._tried) if chosen is None else chosen
+        return next((config for config in self._candidates if config not in self._tried), None) if chosen is None else chosen
 
     def _take(self, config: Config) -> None:
         self._tried[config] = None
         if config in self._model:
             self._model.take(config)
 
-    def _learn(self, study: Study) -> None:
+    def _learn(self, trials: Sequence[FrozenTrial]) -> None:
         """Takes in what became of trials, and which others there are."""
-        for trial in study.get_trials(deepcopy=False):
-            if trial.number in self._finished or (config := _of_params(trial.params)) not in self._all:
+        for trial in trials:
+            if trial.number in self._finished or (config := config_of(trial.params)) not in self._all:
                 continue
             if config not in self._tried:
                 self._take(config)
@@ -201,7 +218,7 @@ def as_distributions(variant: str, variants: Sequence[str]) -> dict[str, BaseDis
         f"{variant}.{name}": CategoricalDistribution(options) for name, options in choices.items()}}
 
 
-def _of_params(params: Mapping[str, Any]) -> Config | None:
+def config_of(params: Mapping[str, Any]) -> Config | None:
     """The config of a trial; None while its parameters are being set."""
     variant = params.get(_VARIANT)
     if variant is None:

@@ -16,30 +16,31 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from codegen.config import Config
-from codegen.problem import Problem, Shape
+from codegen.problem import Shape
 from codegen.render import render
 from codegen.space import make_config
 from tuner.arguments import as_dtype, as_flag, as_seconds, as_shape, as_text, as_whole, parse_names
 from tuner.candidates import nearest, survey
 from tuner.choose import checked_executor, open_isolated
-from tuner.costmodel import plausible_us, predict, tensor_bytes
-from tuner.errors import DeviceLost, InputError, NoValidKernel, ToolchainError
+from tuner.costmodel import plausible_us, predict
+from tuner.errors import DeviceLost, NoValidKernel, StorageLost, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
 from tuner.gate.checks import SKIPPED, Check
 from tuner.gate.gate import contenders, open_gate, seconds_of
 from tuner.guess import rank
-from tuner.inputs import as_eps
 from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
 from tuner.pipeline import told, try_in_turn
 from tuner.pipeline import workers as cores
 from tuner.provenance import now, sources_digest, version
 from tuner.records import Record, RunInfo, Status
+from tuner.request import Request
 from tuner.store import Store
-from tuner.strategy import Listed, Strategy
+from tuner.strategy import Search, strategy_for
 from tuner.study.earlier import TakenUp
 from tuner.timing import finals
 from tuner.timing.finals import Entrant
@@ -48,6 +49,9 @@ from tuner.timing.regimes import as_regime
 from tuner.toolchain import Nvcc, find_nvcc
 from tuner.wisdom.recall import remember, seeds, seeds_first
 from tuner.workers.pool import Workers
+
+if TYPE_CHECKING:
+    from tuner.study.storage import Storage
 
 TRIALS = 500
 """Candidates tried on a GPU unless the caller says otherwise, if time allows."""
@@ -69,54 +73,6 @@ LONG_CALL_US, FAR_OFF = 2000.0, 30.0
 """What is predicted to take longer than both the one and so many times the best is not tried: a few such calls take seconds, and
 the predictions are not so far out. A GPU cannot be told to give up a kernel."""
 
-MAX_BYTES = 1 << 40
-"""Tensors of one call that no machine holds: a shape with more is a slip of the pen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What to tune for; see `tune` for the meaning of each."""
-
-    shape: Shape
-    dtype: str = "float32"
-    eps: float = 1e-5
-    deterministic: bool = False
-    variants: tuple[str, ...] | None = None
-    trials: int | None = None
-    timeout: float | None = None
-    seed: int = 0
-    wants: frozenset[str] | None = None
-    command: str = "tuner.tune"
-    param_dtype: str = ""
-    accuracy: str = ""
-    regime: str = "warm"
-
-    def problem(self) -> Problem:
-        """The problem of the shape.
-
-        Raises:
-            InvalidProblem, UnsupportedDtype: as Problem.
-            InputError, InputTypeError: the other values make no sense.
-        """
-        as_eps(self.eps)
-        as_regime(self.regime)
-        if self.variants is not None and not self.variants:
-            raise InputError("no variant is left to try; name at least one, or leave the choice out")
-        if self.trials is not None and self.trials < 1:
-            raise InputError(f"the number of trials must be at least 1, not {self.trials}")
-        if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise InputError(f"the timeout must be more than 0 seconds and finite, not {self.timeout}; leave it out for no limit")
-        if self.seed < 0:
-            raise InputError(f"the seed must be a whole number from 0, not {self.seed}")
-        if self.shape.rows == 0:
-            raise InputError(f"the shape {self.shape} has no rows, so there is nothing to tune; use batch and seq of 1 or more")
-        problem = Problem.of(self.shape, dtype=self.dtype, wants=self.wants, deterministic=self.deterministic,
-                             param_dtype=self.param_dtype, accuracy=self.accuracy)
-        if (size := tensor_bytes(problem)) > MAX_BYTES:
-            raise InputError(f"the tensors of the shape {self.shape} take {size / MAX_BYTES:.1f} TiB, more than any machine has "
-                             "for one call; use smaller sizes")
-        return problem
-
 
 class TuningRun:
     """A run that can be interrupted: whatever is raised from `execute`, `result` has all that was finished.
@@ -125,6 +81,7 @@ class TuningRun:
         request: what to tune for.
         executor: where candidates run: in this process, or, with Workers, in others.
         store: where compiled kernels are kept, for the compiler reports of runs without a GPU.
+        storage: where the study is that this run shares with others; None: it has the search to itself.
         on_record: called with each record when it is finished.
         on_event: called after each step.
 
@@ -133,12 +90,14 @@ class TuningRun:
     """
 
     def __init__(self, request: Request, executor: Executor | Workers, *, store: Store | None = None,
+                 storage: Storage | None = None,
                  on_record: Callable[[Record], None] = lambda record: None,
                  on_event: Callable[[Event], None] = lambda event: None) -> None:
         began = time.monotonic()
         self._request = request
         self._executor = executor
         self._store = Store() if store is None else store
+        self._storage = storage
         self.on_record = on_record
         self.on_event = on_event
         self.problem = request.problem()
@@ -152,6 +111,7 @@ class TuningRun:
         self._best: Record | None = None
         self._fastest: Config | None = None
         self._lost: str | None = None
+        self._alone: str | None = None
         self._said: tuple[str, ...] = ()
         self._origin = ""
         self._checks: tuple[Check, ...] = (SKIPPED,)
@@ -190,7 +150,7 @@ class TuningRun:
             winner = self._records[self._fastest]
         limits = self._executor.limits
         said = (self._origin, *self._said) if self._origin else self._said
-        return TuneResult(self.info, self.problem, limits, records, winner, self._lost, said, self._checks)
+        return TuneResult(self.info, self.problem, limits, records, winner, self._lost or self._alone, said, self._checks)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
@@ -199,8 +159,9 @@ class TuningRun:
         judge.best_us = math.inf if self._best is None else self._best.best_us
         ranked = self._short_enough(predicted)
         total = min(self._trials, len({*ranked, *self._records}))
-        try_in_turn(self._strategy(ranked, predicted), judge, lambda: self._passed(1 - FINAL_SHARE),
-                    lambda record: self._add(record, total), lanes=self._lanes())
+        tried = {config: told(record) for config, record in self._records.items()}
+        search = Search(ranked, predicted, self._trials, self._request.seed, seeds(self.info, self.space), tried)
+        self._try(search, judge, 1 - FINAL_SHARE, lambda record: self._add(record, total))
         self._time_finalists(judge, self._finalists(judge))
         return judge
 
@@ -209,15 +170,6 @@ class TuningRun:
         limit = max(LONG_CALL_US, FAR_OFF * min(predicted.values(), default=0.0))
         others = [config for config in self.space.valid if config not in predicted]
         return [config for config, time_us in predicted.items() if time_us <= limit] + others
-
-    def _strategy(self, ranked: Sequence[Config], predicted: Mapping[Config, float]) -> Strategy:
-        tried = {config: told(record) for config, record in self._records.items()}
-        left = [config for config in ranked if config not in tried]
-        if len(left) + len(tried) <= self._trials:
-            return Listed(left)
-        from tuner.search import Guided
-
-        return Guided(ranked, predicted, self._trials, self._request.seed, seeds(self.info, self.space), tried)
 
     def _finalists(self, judge: Judge) -> list[Record]:
         """The fastest, all of them valid: those that were only screened are validated now, as far as time allows."""
@@ -274,8 +226,10 @@ class TuningRun:
         left = [config for config in shortlist if config not in self._records]
         total = len(left) + len(self._records)
         self._records = {config: self._predicted(record) for config, record in self._records.items()}
-        try_in_turn(Listed(left), judge, lambda: self._passed(1), lambda record: self._add(self._predicted(record), total),
-                    lanes=self._lanes())
+        search = Search(left, predicted, len(left), self._request.seed, left)
+        self._try(search, judge, 1, lambda record: self._add(self._predicted(record), total))
+        # In this order, in which the first of equals wins, whoever was finished first.
+        self._records = {config: self._records[config] for config in (*predicted, *self._records) if config in self._records}
         for config in ranked:
             if config not in self._records:
                 reason = "time was up" if config in chosen else "not among the best predicted"
@@ -314,6 +268,22 @@ class TuningRun:
             self._said += (passage.rejection,)
             self._fastest = None
 
+    def _try(self, search: Search, judge: Judge, share: float, on_record: Callable[[Record], Record]) -> None:
+        """Tries candidates until such a part of the time is over; with all who share the study, if there is one."""
+        def out_of_time() -> bool:
+            return self._passed(share)
+
+        lanes = self._lanes()
+        if self._storage is None:
+            try_in_turn(strategy_for(search), judge, out_of_time, on_record, lanes=lanes)
+            return
+        from tuner.study.together import try_together
+
+        try:
+            try_together(self._storage, self.info, self.space, search, judge, out_of_time, on_record, lanes)
+        except StorageLost as error:
+            self._alone = f"{error}; this run went on alone with what it had"
+
     def _lanes(self) -> int:
         """How many candidates are judged at a time."""
         if isinstance(self._executor, Workers):
@@ -330,7 +300,7 @@ class TuningRun:
         """Whether such a part of the time is over."""
         return time.monotonic() >= self._begins + share * (self._ends - self._begins)
 
-    def _add(self, record: Record, total: int) -> None:
+    def _add(self, record: Record, total: int) -> Record:
         self._records[record.config] = record
         self.on_record(record)
         if record.status is Status.OK and (self._best is None or record.best_us < self._best.best_us):
@@ -338,6 +308,7 @@ class TuningRun:
         if record.status not in (Status.NOT_RUN, Status.REFUSED):
             tried = sum(1 for other in self._records.values() if other.status is not Status.REFUSED)
             self._tell("trying candidates", tried, total)
+        return record
 
     def _tell(self, stage: str, done: int, total: int) -> None:
         self.on_event(Event(stage, done, total, self._best, rejections(self._records.values())))
