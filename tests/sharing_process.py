@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from codegen.config import Config
-from tests.fake_gpu import FakeGpu, rugged
-from tuner import cli
+from tests.fake_gpu import FakeGpu, rugged, stub_artifact
+from tuner import cli, publish
 from tuner.study import members
 
 KILLS, KILLED = "LNL_TEST_KILLS", "LNL_TEST_KILLED"
@@ -44,6 +44,7 @@ def main(who: str, count: str, folder: str, *arguments: str) -> int:
 
     gpu = FakeGpu(times)
     cli.open_isolated = lambda name, target: gpu  # type: ignore[assignment, return-value]
+    publish.write_artifact = stub_artifact
     return cli.main(arguments)
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from codegen.config import Config
 from codegen.space import make_config
-from tests.fake_gpu import FakeGpu, failing_launch, rugged
+from tests.fake_gpu import FakeGpu, failing_launch, rugged, stub_artifact
 from tests.trials import read_trials
-from tuner import cli
+from tuner import cli, publish
 from tuner.calls import configs
 from tuner.errors import InputError
 from tuner.records import Record, RunInfo, Status
@@ -48,6 +48,8 @@ Tuned = Callable[..., tuple[int, str]]
 @pytest.fixture
 def tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tuned:
     """Tunes into the test's folder: exit status and standard error."""
+    monkeypatch.setattr(publish, "write_artifact", stub_artifact)
+
     def run(arguments: str = "", gpu: FakeGpu | None = None, command: str = COMMAND) -> tuple[int, str]:
         monkeypatch.setattr(cli, "open_isolated", lambda name, target: gpu or FakeGpu())
         status = cli.main([*command.split(), "--out", str(tmp_path), *arguments.split()])
@@ -269,8 +271,10 @@ def test_lines_that_say_nothing_are_counted(tmp_path: Path) -> None:
         read_earlier(path)
 
 
-def test_a_run_without_times_is_resumed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_times_is_resumed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU: what was validated is not validated again; its times are what the cost model says now."""
+    monkeypatch.setattr(publish, "write_artifact", stub_artifact)
     arguments = ["--shape", "4,4,8,16", "--executor", "host", "--variants", "row_thread", "--trials", "3", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
     _, before = trials(tmp_path)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,21 +16,21 @@ from optuna.trial import FrozenTrial, TrialState
 
 from codegen.config import Config
 from codegen.space import parse_config
-from tests.fake_gpu import FakeGpu, rugged
+from tests.fake_gpu import FakeGpu, rugged, stub_artifact
 from tests.postgres import PASSWORD, Postgres
 from tests.sharing_process import KILLED, KILLS
 from tests.trials import read_trials
-from tuner import cli
+from tuner import cli, publish
 from tuner.calls import configs
 from tuner.records import Record, Status
 from tuner.search import config_of
 from tuner.study.storage import open_storage
 
 ROOT = Path(__file__).resolve().parent.parent
-VARIANTS = ["row_warp", "row_thread"]
-SPACE = configs("4,4,8,16", variants=VARIANTS)
-TRIALS = 40
-COMMAND = ["--shape", "4,4,8,16", "--variants", ",".join(VARIANTS)]
+SMALL = configs("4,4,8,16", variants=["row_thread"])
+TRIALS = 24
+SHAPE = ["--shape", "4,4,8,16", "--variants"]
+COMMAND = [*SHAPE, "row_warp,row_thread"]
 KINDS = ["journal", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 
 
@@ -42,11 +43,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return {"journal": f"journal:{tmp_path / 'study.log'}", "sqlite": f"sqlite:///{tmp_path / 'study.db'}"}[request.param]
 
 
-def together(folder: Path, url: str, trials: int = TRIALS, kills: str = "", killed: str = "") -> list[tuple[int, str]]:
+def together(folder: Path, url: str, command: Sequence[str] = (*COMMAND, "--trials", str(TRIALS)), kills: str = "",
+             killed: str = "") -> list[tuple[int, str]]:
     """Three processes at once: exit status and standard error of each."""
     (folder / "seen").mkdir()
     processes = [subprocess.Popen(
-        [sys.executable, "-m", "tests.sharing_process", str(who), "3", str(folder / "seen"), *COMMAND, "--trials", str(trials),
+        [sys.executable, "-m", "tests.sharing_process", str(who), "3", str(folder / "seen"), *command,
          "--out", str(folder / f"out{who}"), "--storage", url],
         cwd=ROOT, env={**os.environ, KILLS: kills, KILLED: killed}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for who in range(3)]
@@ -88,7 +90,7 @@ def test_processes_share_one_study_and_try_no_config_twice(tmp_path: Path, url: 
         assert set(records) == set(counts)
         assert all(record.status is Status.OK and record.time_us == rugged(config) for config, record in records.items())
         best = json.loads((tmp_path / f"out{who}" / "best.json").read_text())["winner"]
-        assert parse_config(best["config"]) == min(counts, key=lambda config: rugged(config or SPACE[0]))
+        assert parse_config(best["config"]) == min(counts, key=lambda config: rugged(config or SMALL[0]))
         assert best["times"]["warm"]["median"] == best["time"]["final_us"]
 
 
@@ -109,14 +111,14 @@ def test_a_process_that_dies_costs_no_config_and_no_record(tmp_path: Path, url: 
 
 
 def test_a_config_that_ends_two_processes_is_blamed_and_tried_no_more(tmp_path: Path, url: str) -> None:
-    """It is the one that all begin with; the first that claims it dies, another dies of it later, the last one finishes."""
-    culprit = next(iter(SPACE))
-    ended = together(tmp_path, url, trials=len(SPACE), kills=str(culprit), killed="0,1,2")
+    """The first that comes to it dies, then another, and the last one finishes all others."""
+    culprit = SMALL[0]
+    ended = together(tmp_path, url, [*SHAPE, "row_thread"], kills=str(culprit), killed="0,1,2")
     assert sorted(status for status, _ in ended) == [-signal.SIGKILL, -signal.SIGKILL, 0]
     (survivor,) = (who for who, (status, _) in enumerate(ended) if status == 0)
     records = records_of(tmp_path, survivor)
     assert records[culprit].status is Status.CRASH and "2 processes" in (records[culprit].reason or "")
-    assert {config for config, record in records.items() if record.status is Status.OK} == set(SPACE) - {culprit}
+    assert {config for config, record in records.items() if record.status is Status.OK} == set(SMALL) - {culprit}
 
 
 def tuned(folder: Path, url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -127,6 +129,7 @@ def tuned(folder: Path, url: str, capsys: pytest.CaptureFixture[str], *arguments
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     found = FakeGpu()
+    monkeypatch.setattr(publish, "write_artifact", stub_artifact)
     monkeypatch.setattr(cli, "open_isolated", lambda name, target: found)
     return found
 

@@ -75,9 +75,10 @@ class Shared:
             claimed: list[Config] = []
             most = min(count, self._share(trials) - len(self._open))
             while len(claimed) < most and (config := self._next(trials)) is not None:
-                if self._claim(config):
+                trial_id = self._ledger.add(self._trial(config))
+                trials = self._ledger.trials()
+                if self._claim(config, trial_id, trials):
                     claimed.append(config)
-                trials = self._look()
             if claimed or self._open or self._give_up() or not any(trial.state is TrialState.RUNNING for trial in trials):
                 return claimed
             time.sleep(POLL_S)
@@ -120,27 +121,25 @@ class Shared:
                 return config
         return self._sampler.propose(trials, len(trials))
 
-    def _claim(self, config: Config) -> bool:
-        """Whether the config is this process's to try."""
+    def _trial(self, config: Config) -> FrozenTrial:
         distributions = as_distributions(config.variant, self._sampler.variants)
-        trial = optuna.trial.create_trial(state=TrialState.RUNNING, params=as_params(config), distributions=distributions,
-                                          user_attrs={_MEMBER: self._members.own})
-        trial_id = self._ledger.add(trial)
-        before = [other for other in self._ledger.trials() if other._trial_id < trial_id and other.state is not TrialState.FAIL]
-        if len(before) >= self._budget or any(config_of(other.params) == config for other in before):
+        return optuna.trial.create_trial(state=TrialState.RUNNING, params=as_params(config), distributions=distributions,
+                                         user_attrs={_MEMBER: self._members.own})
+
+    def _claim(self, config: Config, trial_id: int, trials: Sequence[FrozenTrial]) -> bool:
+        """Whether the config is this process's to try, now that all can see its trial."""
+        before = [trial for trial in trials if trial._trial_id < trial_id]
+        standing = [trial for trial in before if trial.state is not TrialState.FAIL]
+        if len(standing) >= self._budget or any(config_of(trial.params) == config for trial in standing):
             self._ledger.end(trial_id, TrialState.FAIL)
             return False
-        if (lost := self._lost_with(config)) >= BLAMED:
+        if (lost := sum(bool(trial.user_attrs.get(_LOST)) for trial in before if config_of(trial.params) == config)) >= BLAMED:
             record = Record(config, Status.CRASH, f"{lost} processes that tried it were lost, and it was not tried again")
             self._end(trial_id, record)
             self._on_record(record)
             return False
         self._open[config] = _Claim(trial_id)
         return True
-
-    def _lost_with(self, config: Config) -> int:
-        """How many processes were lost while they judged the config."""
-        return sum(bool(trial.user_attrs.get(_LOST)) for trial in self._ledger.trials() if config_of(trial.params) == config)
 
     def _end(self, trial_id: int, record: Record) -> None:
         self._known.add(trial_id)
