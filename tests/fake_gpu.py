@@ -55,7 +55,7 @@ class FakeGpu:
     """
 
     name = "cuda"
-    device = "NVIDIA Test"
+    device: str = "NVIDIA Test"
     slug = "test"
     limits = target("sm_90")
     measures = True

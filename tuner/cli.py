@@ -20,7 +20,7 @@ from codegen.errors import CodegenError
 from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_gpus, parse_names
 from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
 from tuner.errors import InputError, InputTypeError, TunerError
@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--storage", metavar="URL",
                         help="share the search with all who name the same postgresql://USER:PASSWORD@HOST/DATABASE, mysql://..., "
                              "sqlite:///FILE or journal:FILE; --trials is for all together")
+    parser.add_argument("--gpus", type=parse_gpus, metavar="all|0,1", help="the GPUs to tune on, of one model (default 0)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -133,10 +134,13 @@ def _tune(options: argparse.Namespace, command: str) -> int:
     if options.storage is not None and options.resume:
         raise InputError("--resume is for a run alone; what was finished with --storage is in its study: leave one of them out")
     storage = None if options.storage is None else _open_storage(options.storage)
-    with closing(open_isolated(options.executor, options.target or TARGET)) as executor:
+    where = {} if options.gpus is None else {"gpus": options.gpus}
+    with closing(open_isolated(options.executor, options.target or TARGET, **where)) as executor:
         if executor.measures and options.target is not None:
             print(f"tuner: --target is ignored, since kernels are measured on {executor.device}; it is for --executor host",
                   file=sys.stderr)
+        if options.gpus is not None and not executor.measures:
+            print("tuner: --gpus is ignored, since no GPU is used; it is for --executor cuda", file=sys.stderr)
         if request.regime != "warm" and not executor.measures:
             print("tuner: --regime is ignored, since times are predicted; it is for --executor cuda", file=sys.stderr)
         return _run(request, executor, options.out, options.resume, storage)

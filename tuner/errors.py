@@ -17,6 +17,10 @@ class ToolchainError(TunerError):
     """A compiler or library this machine needs is not there, or does not know the target."""
 
 
+class NoSuchDevice(ToolchainError):
+    """This machine has fewer GPUs than the number that was asked for says."""
+
+
 class CompileError(TunerError):
     """The compiler refused a kernel; the message holds its first error."""
 

@@ -211,7 +211,7 @@ class TuningRun:
         self._fastest = found.winner
         tally = judge.drain()
         tally.add(watch.drain())
-        self._said = (*found.said, *tally.said())
+        self._said = (*found.said, *tally.said(), *(self._executor.said if isinstance(self._executor, Workers) else ()))
 
     # --- without -------------------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def try_together(storage: Storage, info: RunInfo, space: Space, search: Search, 
     ledger = storage.study(_name(info, space))
     with Members(ledger) as members:
         # Each process makes random choices of its own, or all of them would propose the same.
-        sampler = ModelSampler(search.candidates, search.predicted, int(members.own, 16), search.first, space.variants)
+        sampler = ModelSampler(search.candidates, search.predicted, int(members.own, 16), search.first, variants=space.variants)
         shared = Shared(ledger, members, sampler, search.budget, take_over, out_of_time)
         try:
             # Where nothing is measured the CPU that would compile ahead is the one that judges: nothing is kept from the others.

@@ -42,6 +42,10 @@ class Hung(Exception):
     """A worker did not answer in time, and was killed."""
 
 
+class Stuck(DeviceLost):
+    """A worker cannot be ended, and its device can be used by nobody."""
+
+
 class Nursery:
     """A running nursery. Thread-safe.
 
@@ -173,7 +177,7 @@ class Worker:
         except Gone:
             return {"signal": int(signal.SIGKILL)}  # by the kernel: no worker outlives its nursery
         if not how:
-            raise DeviceLost(f"process {self.pid}, in which a kernel hangs, cannot be ended; the GPU may need a reset")
+            raise Stuck(f"process {self.pid}, in which a kernel hangs, cannot be ended; the GPU may need a reset")
         return how
 
 
