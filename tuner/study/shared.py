@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -26,6 +27,8 @@ from tuner.records import Record, Status
 from tuner.search import ModelSampler, as_distributions, as_params, config_of
 from tuner.study.members import Members
 from tuner.study.storage import Ledger
+
+T = TypeVar("T")
 
 POLL_S = 0.5
 """How often a process with nothing to do looks whether the others have finished."""
@@ -43,7 +46,7 @@ class _Claim:
 
 
 class Shared:
-    """A strategy: see the top of this file. Used by one thread.
+    """A strategy: see the top of this file. Used by one thread. Once the storage is lost it gives out nothing more.
 
     Args:
         ledger: the study.
@@ -53,8 +56,8 @@ class Shared:
         on_record: called with each record that another process has made.
         give_up: whether it is not worth waiting for others any more.
 
-    Raises:
-        StorageLost: from every method, where the storage cannot be used.
+    Attributes:
+        lost: how the storage was lost; None while it is there.
     """
 
     def __init__(self, ledger: Ledger, members: Members, sampler: ModelSampler, budget: int,
@@ -65,11 +68,15 @@ class Shared:
         self._budget = budget
         self._on_record = on_record
         self._give_up = give_up
+        self.lost: StorageLost | None = None
         self._open: dict[Config, _Claim] = {}
         self._known: set[int] = set()
 
     def ask(self, count: int) -> list[Config]:
         """As Strategy.ask. While nothing is open here, waits for what others are trying: it may have to be tried again."""
+        return self._unless_lost(partial(self._ask, count), [])
+
+    def _ask(self, count: int) -> list[Config]:
         while True:
             trials = self._look()
             claimed: list[Config] = []
@@ -85,7 +92,7 @@ class Shared:
 
     def begin(self, config: Config) -> None:
         """Tells the others that this process now runs the config, and may be lost with it."""
-        self._ledger.note(self._open[config].trial_id, _BEGUN, True)
+        self._unless_lost(partial(self._ledger.note, self._open[config].trial_id, _BEGUN, True), False)
 
     def add(self, record: Record) -> None:
         """The record of a config that was asked for, before it is told."""
@@ -95,14 +102,22 @@ class Shared:
         """As Strategy.tell."""
         claim = self._open.pop(config)
         assert claim.record is not None
-        self._end(claim.trial_id, claim.record)
+        self._unless_lost(partial(self._end, claim.trial_id, claim.record), None)
 
     def release(self) -> None:
         """Gives all that is open to the other processes. Where the storage is lost, they will see that this one has gone."""
-        with suppress(StorageLost):
-            for claim in self._open.values():
-                self._ledger.end(claim.trial_id, TrialState.FAIL)
+        for claim in self._open.values():
+            self._unless_lost(partial(self._ledger.end, claim.trial_id, TrialState.FAIL), False)
         self._open.clear()
+
+    def _unless_lost(self, act: Callable[[], T], otherwise: T) -> T:
+        """What the act returns, unless the storage is lost. The search that is shared ends with it; what is judged is kept."""
+        if self.lost is None:
+            try:
+                return act()
+            except StorageLost as error:
+                self.lost = error
+        return otherwise
 
     def _share(self, trials: Sequence[FrozenTrial]) -> int:
         """How many configs this process may have open: one, or half of its part of what is left, so that all end together."""

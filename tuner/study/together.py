@@ -44,13 +44,16 @@ def try_together(storage: Storage, info: RunInfo, space: Space, search: Search, 
     with Members(ledger) as members:
         # Each process makes random choices of its own, or all of them would propose the same.
         sampler = ModelSampler(search.candidates, search.predicted, int(members.own, 16), search.first, variants=space.variants)
-        shared = Shared(ledger, members, sampler, search.budget, take_over, out_of_time)
+        budget = min(search.budget, len(search.candidates))
+        shared = Shared(ledger, members, sampler, budget, take_over, out_of_time)
         try:
             # Where nothing is measured the CPU that would compile ahead is the one that judges: nothing is kept from the others.
             try_in_turn(shared, judge, out_of_time, lambda record: shared.add(on_record(record)), lanes=lanes,
                         ahead=IN_FLIGHT if info.measures else 1, on_begin=shared.begin)
         finally:
             shared.release()
+    if shared.lost is not None:
+        raise shared.lost
 
 
 def others_said(storage: Storage, info: RunInfo, space: Space) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from functools import partial
 from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import Source, render
-from tuner.errors import CompileError, DeviceLost, InputError, LaunchError, NoSuchDevice, ToolchainError
+from tuner.errors import CompileError, DeviceLost, LaunchError, NoSuchDevice, ToolchainError
 from tuner.evaluate import Compiled, Report, reported
 from tuner.executors import Timing
 from tuner.gate.recheck import Audit
@@ -27,6 +26,7 @@ from tuner.workers.lanes import Lanes
 from tuner.workers.messages import Device, Job, Message, Place
 from tuner.workers.nursery import MODULE, Died, Gone, Hung, Nursery, Stuck, Worker
 from tuner.workers.patience import Patience
+from tuner.workers.scout import scout
 
 ENDS = 3
 """Workers in a row that end before they have answered anything; then the device is given up."""
@@ -66,7 +66,7 @@ class Workers:
         self._job: Job | None = None
         self._nursery = Nursery(module)
         try:
-            found = self._scout(gpus)
+            found = scout(gpus, self._look)
         except BaseException:
             self._nursery.close()
             raise
@@ -161,27 +161,16 @@ class Workers:
         """Ends all processes, at once."""
         self._nursery.close()
 
-    def _scout(self, gpus: Sequence[int]) -> dict[int, Device]:
-        """What the devices are. The workers that tell end then: later ones are forked with the data that candidates need."""
-        found: dict[int, Device] = {}
-        for gpu in gpus or itertools.count():
-            try:
-                worker, found[gpu] = self._start(gpu)
-                worker.end()
-            except (Died, Hung) as error:
-                raise DeviceLost(f"the process that was to open the device {error}") from error
-            except NoSuchDevice:
-                if gpus or not found:
-                    raise
-                break
-            first = next(iter(found))
-            if not found[first].measures:
-                break
-            if found[gpu].device != found[first].device:
-                raise InputError(f"the GPUs are not of one model, as they must be to share a search: GPU {first} is "
-                                 f"{found[first].device}, GPU {gpu} {found[gpu].device}; name those of one model with --gpus")
-            self._place = replace(self._place, executor=found[gpu].name, limits=found[gpu].limits)  # measured once
-        return found
+    def _look(self, gpu: int, first: Device | None) -> Device:
+        """What a device is. The worker that tells ends then: later ones are forked with the data that candidates need."""
+        if first is not None:
+            self._place = replace(self._place, executor=first.name, limits=first.limits)
+        try:
+            worker, device = self._start(gpu)
+            worker.end()
+        except (Died, Hung) as error:
+            raise DeviceLost(f"the process that was to open the device {error}") from error
+        return device
 
     def _start(self, gpu: int) -> tuple[Worker, Device]:
         with self._starting:
