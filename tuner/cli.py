@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return wisdom.main(given[1:])
     options = _parser().parse_args(given)
     try:
-        return _tune(options, "python -m tuner " + masked(shlex.join(given)))
+        return _tune(options, "python -m tuner " + shlex.join(map(masked, given)))
     except KeyboardInterrupt:
         print("tuner: interrupted before the results were written", file=sys.stderr)
         return INTERRUPTED

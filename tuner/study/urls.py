@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from tuner.errors import InputError
 
 JOURNAL = "journal"
 SCHEMES = ("postgresql", "mysql", "sqlite", JOURNAL)
 
-_PASSWORDS = re.compile(r"(?<=:)[^:@/\s]*(?=@)|(?<=[?&]password=)[^&\s]*", re.IGNORECASE)
+_PASSWORDS = (re.compile(r"(://[^:@/]*:)(.*)(?=@)", re.DOTALL), re.compile(r"([?&]password=)([^&]*)", re.IGNORECASE))
+"""What stands before a password, and the password. One that holds what it should escape is hidden with whatever follows it."""
+
 _HIDDEN = "***"
 
 
@@ -29,23 +31,16 @@ def check_url(url: str) -> str:
     return name
 
 
-def masked(text: str) -> str:
-    """The text with no password in any URL in it."""
-    return _PASSWORDS.sub(_HIDDEN, text)
+def masked(url: str) -> str:
+    """The URL, or an argument with one in it, without its password."""
+    for pattern in _PASSWORDS:
+        url = pattern.sub(rf"\g<1>{_HIDDEN}", url)
+    return url
 
 
 def without_password(said: str, url: str) -> str:
-    """What a driver said, without the URL's password."""
-    for password in passwords(url):
+    """What a driver said, without the URL's password: neither as it is written there nor as it is meant."""
+    found = {found[2] for pattern in _PASSWORDS if (found := pattern.search(url)) and found[2]}
+    for password in sorted({form for one in found for form in (one, unquote(one))}, key=len, reverse=True):
         said = said.replace(password, _HIDDEN)
-    return masked(said)
-
-
-def passwords(url: str) -> list[str]:
-    """The URL's passwords as they are written there, and as they are meant."""
-    try:
-        own = urlsplit(url).password
-    except ValueError:
-        own = None
-    found = [*filter(None, [own]), *(match for match in _PASSWORDS.findall(url) if match)]
-    return sorted({form for password in found for form in (password, unquote(password))}, key=len, reverse=True)
+    return said
