@@ -158,11 +158,38 @@ def test_a_finished_run_that_is_resumed_only_times_its_fastest_again(tmp_path: P
 
 
 def test_more_trials_may_be_asked_for_than_before(tmp_path: Path, tuned: Tuned) -> None:
+    """Those that come on top are all faster, so the finals are theirs alone: no other record has a time of any finals."""
     assert tuned()[0] == 0
-    gpu = FakeGpu()
-    assert tuned("--resume --trials 40", gpu)[0] == 0
+    earlier = {record.config for record in trials(tmp_path)[1]}
+    assert tuned("--resume --trials 40", FakeGpu(lambda config: 0.3 * rugged(config)))[0] == 0
     _, records = trials(tmp_path)
     assert len(records) == 40 == len({record.config for record in records})
+    finalists = {record.config for record in records if record.final_us is not None}
+    assert finalists and not finalists & earlier
+
+
+def test_a_space_that_is_tried_whole_is_resumed_too(tmp_path: Path, tuned: Tuned) -> None:
+    command = "--shape 4,4,8,16 --variants row_thread"
+    assert tuned("", interrupted(5), command)[0] == 130
+    before = [record.config for record in trials(tmp_path)[1]]
+    gpu = FakeGpu(lambda config: 2.0 if config in before else 3.0)  # which keeps the others out of the finals
+    assert tuned("--resume", gpu, command)[0] == 0
+    _, records = trials(tmp_path)
+    assert len(before) == 5 and {record.config for record in records} == set(configs("4,4,8,16", variants=["row_thread"]))
+    assert [record.config for record in records][:5] == before
+    assert not any(record.time_us == 2.0 for record in records)
+
+
+def test_a_resumed_run_that_is_killed_again_has_lost_nothing(tmp_path: Path, tuned: Tuned) -> None:
+    assert tuned("", interrupted(5))[0] == 130
+    found: list[int] = []
+
+    def times(config: Config) -> float:
+        found.append(len(trials(tmp_path)[1]))  # as a run would find them that came after a kill at this moment
+        return rugged(config)
+
+    assert tuned("--resume", FakeGpu(times))[0] == 0
+    assert found[0] == 5 and found[1] == 5 and found[2] == 6
 
 
 def test_kernels_that_have_changed_are_tried_again_and_the_others_kept(tmp_path: Path, tuned: Tuned) -> None:

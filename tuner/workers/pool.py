@@ -57,7 +57,8 @@ class Workers:
         DeviceLost: processes that open it end or hang.
     """
 
-    def __init__(self, place: Place, patience: Patience | None = None, module: str = MODULE, gpus: Sequence[int] = (0,)) -> None:
+    def __init__(self, place: Place, patience: Patience | None = None, module: str = MODULE, *,
+                 gpus: Sequence[int] = (0,)) -> None:
         self.patience = patience or Patience()
         self.store = place.store
         self._module = module
