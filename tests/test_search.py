@@ -145,13 +145,21 @@ def test_the_same_seed_and_times_lead_to_the_same_choices(ahead: int) -> None:
     assert first == again != other
 
 
-def test_the_budget_moves_to_the_fastest_variant() -> None:
-    for favourite in ("row_warp", "weight_stream"):
-        def prices(config: Config, favourite: str = favourite) -> float:
-            return rugged(config) + (0.0 if config.variant == favourite else 20.0)
+@pytest.mark.parametrize("favourite", ["row_warp", "weight_stream"])
+def test_the_budget_moves_to_the_fastest_variant(favourite: str) -> None:
+    """A third of the budget goes to a variant that has a twentieth of the configs, and to each other one less than two thirds of that.
 
-        counts = Counter(config.variant for config in drive(guided(120), prices, ahead=8))
-        assert counts[favourite] > 60
+    Rounding in the model's last digits, which differs between CPUs, leads to other choices: half of the budget is usual, and
+    two fifths the least seen.
+    """
+    def prices(config: Config) -> float:
+        return rugged(config) + (0.0 if config.variant == favourite else 20.0)
+
+    valid = Counter(config.variant for config in space().valid)
+    assert valid[favourite] < valid.total() / 15
+    counts = Counter(config.variant for config in drive(guided(120), prices, ahead=8))
+    assert counts[favourite] > 120 / 3
+    assert max(count for variant, count in counts.items() if variant != favourite) < counts[favourite] / 1.5
 
 
 def test_rejected_configs_keep_the_search_away_from_those_like_them() -> None:
