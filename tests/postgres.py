@@ -38,17 +38,16 @@ class Postgres:
     """A running server; a context manager. The server refuses to run as root, so there it runs as `nobody`."""
 
     def __init__(self) -> None:
-        self._user = "nobody" if os.getuid() == 0 else None
+        self._owner = pwd.getpwnam("nobody") if os.getuid() == 0 else None
         self.folder = Path(tempfile.mkdtemp(prefix="lnl-postgres-"))
         self._databases = 0
 
     def __enter__(self) -> Postgres:
         word = self.folder / "password"
         word.write_text(PASSWORD)
-        if self._user is not None:
-            owner = pwd.getpwnam(self._user)
+        if self._owner is not None:
             for path in (self.folder, word):
-                os.chown(path, owner.pw_uid, owner.pw_gid)
+                os.chown(path, self._owner.pw_uid, self._owner.pw_gid)
         self._run("initdb", "-D", "data", "-U", USER, "-E", "UTF8", "--locale=C", "--auth=scram-sha-256", "--pwfile=password",
                   "--no-sync")
         self.start()
@@ -78,7 +77,8 @@ class Postgres:
     def _run(self, program: str, *arguments: str) -> None:
         programs = _programs()
         assert programs is not None
-        done = subprocess.run([programs / program, *arguments], cwd=self.folder, user=self._user, group=self._user and "nogroup",
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if program == "initdb" else subprocess.DEVNULL,
-                              stderr=subprocess.STDOUT, text=True)
+        said = subprocess.PIPE if program == "initdb" else subprocess.DEVNULL  # what stays running must not hold a pipe open
+        done = subprocess.run([programs / program, *arguments], cwd=self.folder, text=True, stdin=subprocess.DEVNULL, stdout=said,
+                              stderr=subprocess.STDOUT, user=self._owner and self._owner.pw_uid,
+                              group=self._owner and self._owner.pw_gid)
         assert done.returncode == 0, done.stdout

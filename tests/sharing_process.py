@@ -24,7 +24,7 @@ CALL_S = 0.01
 
 
 def main(who: str, count: str, folder: str, *arguments: str) -> int:
-    members.BEAT_S = 0.3
+    members.BEAT_S = 0.6
     seen: list[str] = []
 
     def times(config: Config) -> float:
