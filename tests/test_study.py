@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,19 +47,23 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def together(folder: Path, url: str, command: Sequence[str] = (*COMMAND, "--trials", str(TRIALS)), kills: str = "",
              killed: str = "") -> list[tuple[int, str]]:
-    """Three processes at once: exit status and standard error of each."""
+    """Three processes: exit status and standard error of each. The second has claimed its part before the others come."""
     (folder / "seen").mkdir()
-    processes = [subprocess.Popen(
-        [sys.executable, "-m", "tests.sharing_process", str(who), "3", str(folder / "seen"), *command,
-         "--out", str(folder / f"out{who}"), "--storage", url],
-        cwd=ROOT, env={**os.environ, KILLS: kills, KILLED: killed}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for who in range(3)]
+    processes: dict[int, subprocess.Popen[str]] = {}
     try:
-        ended = [process.communicate(timeout=120) for process in processes]
+        for who in (1, 0, 2):
+            processes[who] = subprocess.Popen(
+                [sys.executable, "-m", "tests.sharing_process", str(who), "3", str(folder / "seen"), *command,
+                 "--out", str(folder / f"out{who}"), "--storage", url],
+                cwd=ROOT, env={**os.environ, KILLS: kills, KILLED: killed}, text=True, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE)
+            while not (folder / "seen" / "1").exists() and processes[1].poll() is None:
+                time.sleep(0.05)
+        ended = {who: process.communicate(timeout=120) for who, process in processes.items()}
     finally:
-        for process in processes:
+        for process in processes.values():
             process.kill()
-    return [(process.returncode, errors) for process, (_, errors) in zip(processes, ended, strict=True)]
+    return [(processes[who].returncode, ended[who][1]) for who in range(3)]
 
 
 def trials_of(url: str) -> list[FrozenTrial]:
