@@ -44,3 +44,7 @@ def sentences(checks: Iterable[Check]) -> list[str]:
 
 SKIPPED = Check("safety gate", Outcome.NOT_RUN, "the run ended before")
 """What there is to say of a winner that was never examined."""
+
+COMPANIONS = Check("safety gate of the configs that best.cu holds for other row counts", Outcome.NOT_RUN,
+                   "each was only validated when it was chosen, at a row count of its range or as near as the cost allowed")
+"""What there is to say of those that the artifact holds beside the winner."""
