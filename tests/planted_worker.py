@@ -2,7 +2,8 @@
 
 What is planted where stands in the environment, which processes inherit: $LNL_TEST_PLANTS, config text -> name of a plant. With
 $LNL_TEST_SEEN, the device is a GPU with made-up times, and which process timed what is written to that file. With
-$LNL_TEST_OPENING, a file that is not there yet, the first worker opens its device, and all others end instead.
+$LNL_TEST_OPENING, a file that is not there yet, the first worker opens its device, and all others end instead, or, with
+$LNL_TEST_SLOW, never finish.
 
 With $LNL_TEST_GPUS, models separated by commas, the machine has a GPU of each; with $LNL_TEST_DEAD, the number of one and perhaps
 a config, that GPU is dead from when it timed that, or anything.
@@ -35,7 +36,7 @@ from tuner.records import Status
 from tuner.workers import main
 from tuner.workers.messages import Place
 
-PLANTS, OPENING, SEEN = "LNL_TEST_PLANTS", "LNL_TEST_OPENING", "LNL_TEST_SEEN"
+PLANTS, OPENING, SEEN, SLOW = "LNL_TEST_PLANTS", "LNL_TEST_OPENING", "LNL_TEST_SEEN", "LNL_TEST_SLOW"
 GPUS, DEAD = "LNL_TEST_GPUS", "LNL_TEST_DEAD"
 
 ENTRY = r"__global__ void [^{;]*Params p\) \{"
@@ -153,6 +154,7 @@ def open_planted(place: Place) -> Executor:
     if opening and not Path(opening).exists():
         Path(opening).touch()
     elif opening:
+        time.sleep(1000 if SLOW in os.environ else 0)
         os._exit(3)
     if GPUS in os.environ:
         return Planting(open_one_of_several(place.device_index))

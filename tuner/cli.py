@@ -54,10 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.bench import cli as bench
 
         return bench.main(given[1:])
-    if given[:1] == ["--replay"]:
-        from tuner.replay import cli as replay
-
-        return replay.main(given)
     if given[:1] == ["record"]:
         from tuner.replay import record_cli as record
 
@@ -66,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.wisdom import cli as wisdom
 
         return wisdom.main(given[1:])
+    if any(word.partition("=")[0] == "--replay" for word in given):
+        from tuner.replay import cli as replay
+
+        return replay.main(given)
     options = _parser().parse_args(given)
     try:
         return _tune(options, "python -m tuner " + shlex.join(map(masked, given)))

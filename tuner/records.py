@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -119,10 +120,10 @@ class Record:
         return cls(
             parse_config(values["config"]), Status(values["status"]), values["reason"], time.get("us"),
             time.get("kind") == "measured", time.get("final_us"),
-            {name: GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
+            {sys.intern(name): GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
              for name, error in values["errors"].items()},
             tuple(values["rows"]),
-            {kernel: Resources(**entry) for kernel, entry in values["resources"].items()},
+            {sys.intern(kernel): Resources(**entry) for kernel, entry in values["resources"].items()},
             {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found}, values.get("source", ""))
 
 

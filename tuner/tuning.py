@@ -30,7 +30,7 @@ from tuner.costmodel import plausible_us, predict
 from tuner.errors import DeviceLost, NoValidKernel, StorageLost, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
-from tuner.gate.checks import SKIPPED, Check
+from tuner.gate.checks import SKIPPED, Check, out_of_time
 from tuner.gate.gate import contenders, open_gate, seconds_of
 from tuner.guess import rank
 from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
@@ -248,12 +248,15 @@ class TuningRun:
     # --- both ----------------------------------------------------------------------------------------------------------------
 
     def _pass_gate(self, judge: Judge) -> None:
-        """The first of the fastest that passes wins."""
+        """The first of the fastest that passes wins. Once time is up, the next one does, and that it was not examined is said."""
         store = self._executor.store if isinstance(self._executor, Workers) else self._store.root
         gate = open_gate(judge, self._executor, self.problem, store, self._request.deterministic, self._closes)
         fastest = contenders(self._records.values(), self._fastest)
         for done, record in enumerate(fastest):
             self._fastest = record.config
+            if done and time.monotonic() >= self._closes:
+                self._checks = (out_of_time(done),)
+                return
             self._tell("examining the fastest", done, len(fastest))
             try:
                 passage = gate.examine(record)

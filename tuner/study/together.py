@@ -42,9 +42,9 @@ def try_together(storage: Storage, info: RunInfo, space: Space, search: Search, 
 
     ledger = storage.study(_name(info, space))
     with Members(ledger) as members:
-        # Each process makes random choices of its own, or all of them would propose the same.
-        sampler = ModelSampler(search.candidates, search.predicted, int(members.own, 16), search.first, variants=space.variants)
         budget = min(search.budget, len(search.candidates))
+        # Each process makes random choices of its own, or all of them would propose the same.
+        sampler = ModelSampler(search.candidates, search.predicted, int(members.own, 16), search.first, budget, space.variants)
         shared = Shared(ledger, members, sampler, budget, take_over, out_of_time)
         try:
             # Where nothing is measured the CPU that would compile ahead is the one that judges: nothing is kept from the others.

@@ -158,6 +158,11 @@ class Workers:
         self.bus_id = self._gpus[kept].bus_id
         self.said += (f"candidates were tried on GPUs {used}; the finals and the safety gate ran on GPU {kept} ({self.bus_id})",)
 
+    def stop(self) -> None:
+        """From any thread: ends all processes, those too that are starting or make data. Later requests start new ones."""
+        self._job = None
+        self._nursery.kill()
+
     def close(self) -> None:
         """Ends all processes, at once."""
         self._nursery.close()
@@ -187,7 +192,7 @@ class Workers:
 
 
 class Lane:
-    """A worker and those that take its place, on GPU `gpu`. Used by one thread at a time, but for `kill`."""
+    """A worker and those that take its place, on GPU `gpu`. Used by one thread at a time."""
 
     def __init__(self, start: Callable[[], tuple[Worker, Device]], gpu: int) -> None:
         self.gpu = gpu
@@ -200,7 +205,7 @@ class Lane:
         again = True
         while True:
             try:
-                worker = self._ready()
+                worker = self._ready(given_up)
                 reply = worker.ask(request, limit_s)
             except Gone as error:
                 self._ended(error)
@@ -220,8 +225,10 @@ class Lane:
             _check(reply)
             return reply
 
-    def _ready(self) -> Worker:
+    def _ready(self, given_up: Callable[[], bool]) -> Worker:
         while self.worker is None:
+            if given_up():
+                raise DeviceLost("the run has ended")
             try:
                 self.worker, _ = self._start()
             except ToolchainError as error:
@@ -236,11 +243,6 @@ class Lane:
         if self._ends >= ENDS:
             raise DeviceLost(f"{self._ends} processes in a row that were to run kernels ended at once; the last {error}"
                              ) from error
-
-    def kill(self) -> None:
-        """From any thread: what is being waited for ends."""
-        if (worker := self.worker) is not None:
-            worker.kill()
 
     def drop(self) -> None:
         """Ends the worker."""
@@ -330,10 +332,9 @@ class IsolatedJudge:
         self._workers.renew()
 
     def stop(self) -> None:
-        """As Judge.stop: kills the workers. This judge cannot be used any more."""
+        """As Judge.stop: ends the workers. This judge cannot be used any more."""
         self._stopped.set()
-        for lane in self._workers.lanes:
-            lane.kill()
+        self._workers.stop()
 
     def _record(self, record: Record, request: Message, times: float = 1) -> Record:
         try:
