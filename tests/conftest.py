@@ -16,6 +16,7 @@ os.environ["LNL_WISDOM"] = "off"
 import pytest
 
 from codegen.limits import target
+from tests.postgres import Postgres, has_postgres
 from tuner.executors import Executor
 from tuner.store import Store
 
@@ -35,10 +36,11 @@ def _has_gpu() -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `cuda` exist only where a GPU does: elsewhere they are deselected, not skipped."""
-    if _has_gpu():
-        return
-    gone = [item for item in items if item.get_closest_marker("cuda")]
+    """Tests marked `cuda` exist only where a GPU does, those marked `postgres` where that can be started: elsewhere they are
+    deselected, not skipped.
+    """
+    missing = [marker for marker, there in (("cuda", _has_gpu), ("postgres", has_postgres)) if not there()]
+    gone = [item for item in items if any(item.get_closest_marker(marker) for marker in missing)]
     if gone:
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in gone]
@@ -73,6 +75,13 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     """Each executor in turn; `cuda` only where a GPU is."""
     found: Executor = request.getfixturevalue(f"{request.param}_executor")
     return found
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of the tests' own."""
+    with Postgres() as server:
+        yield server
 
 
 @pytest.fixture

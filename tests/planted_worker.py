@@ -2,7 +2,11 @@
 
 What is planted where stands in the environment, which processes inherit: $LNL_TEST_PLANTS, config text -> name of a plant. With
 $LNL_TEST_SEEN, the device is a GPU with made-up times, and which process timed what is written to that file. With
-$LNL_TEST_OPENING, a file that is not there yet, the first worker opens its device, and all others end instead.
+$LNL_TEST_OPENING, a file that is not there yet, the first worker opens its device, and all others end instead, or, with
+$LNL_TEST_SLOW, never finish.
+
+With $LNL_TEST_GPUS, models separated by commas, the machine has a GPU of each; with $LNL_TEST_DEAD, the number of one and perhaps
+a config, that GPU is dead from when it timed that, or anything.
 """
 
 from __future__ import annotations
@@ -25,14 +29,15 @@ from codegen.config import Config
 from codegen.render import Source
 from tests.fake_gpu import FakeGpu, rugged
 from tuner.choose import open_for_worker
-from tuner.errors import DeviceLost, LaunchError, OutOfMemory
+from tuner.errors import DeviceLost, LaunchError, NoSuchDevice, OutOfMemory
 from tuner.executors import Executor, Program, Timing
 from tuner.inputs import Gradients, Inputs
 from tuner.records import Status
 from tuner.workers import main
 from tuner.workers.messages import Place
 
-PLANTS, OPENING, SEEN = "LNL_TEST_PLANTS", "LNL_TEST_OPENING", "LNL_TEST_SEEN"
+PLANTS, OPENING, SEEN, SLOW = "LNL_TEST_PLANTS", "LNL_TEST_OPENING", "LNL_TEST_SEEN", "LNL_TEST_SLOW"
+GPUS, DEAD = "LNL_TEST_GPUS", "LNL_TEST_DEAD"
 
 ENTRY = r"__global__ void [^{;]*Params p\) \{"
 
@@ -149,8 +154,34 @@ def open_planted(place: Place) -> Executor:
     if opening and not Path(opening).exists():
         Path(opening).touch()
     elif opening:
+        time.sleep(1000 if SLOW in os.environ else 0)
         os._exit(3)
+    if GPUS in os.environ:
+        return Planting(open_one_of_several(place.device_index))
     return Planting(FakeGpu(made_up) if SEEN in os.environ else open_for_worker(place))
+
+
+def open_one_of_several(index: int) -> FakeGpu:
+    models = os.environ[GPUS].split(",")
+    if index >= len(models):
+        raise NoSuchDevice(f"there is no GPU {index}; this machine has {len(models)}, counted from 0")
+    doomed, _, config_text = os.environ.get(DEAD, "").partition(" ")
+    tomb = Path(os.environ[SEEN] + ".dead")
+    if doomed == str(index) and tomb.exists():
+        os._exit(3)
+
+    def times(config: Config) -> float:
+        time.sleep(0.02)
+        with Path(os.environ[SEEN]).open("a") as file:
+            file.write(f"{index} {config}\n")
+        if doomed == str(index) and (not config_text or config_text == str(config)):
+            tomb.touch()
+            lose_the_device()
+        return rugged(config)
+
+    gpu = FakeGpu(times)
+    gpu.device, gpu.bus_id = models[index], None
+    return gpu
 
 
 if __name__ == "__main__":

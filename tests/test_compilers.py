@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_workers import running, wait_until
 from tuner import compilers
 from tuner.errors import CompileError, ToolchainError
 from tuner.executors.host_toolchain import Compiler
@@ -33,7 +34,7 @@ def test_a_compiler_that_works_for_ever_is_ended_with_all_it_started(tmp_path: P
 @pytest.mark.parametrize("kind", ["host", "nvcc"])
 def test_a_compiler_that_waits_for_ever_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(compilers, "LIMIT_S", 0.5)
-    path = script(tmp_path / "compiler", "exec sleep 100")
+    path = script(tmp_path / "compiler", "echo $$ >> pids\nsh -c 'echo $$ >> pids; sleep 100; :'\nsleep 100")
     began = time.monotonic()
     with pytest.raises(CompileError, match=r"did not finish (the|a) kernel within 0 s"):
         if kind == "host":
@@ -41,6 +42,9 @@ def test_a_compiler_that_waits_for_ever_is_ended(tmp_path: Path, monkeypatch: py
         else:
             Nvcc(path, "1.0")._run([], tmp_path, "sm_90a")
     assert time.monotonic() - began < 10.0
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(running(pid) for pid in pids), 10.0)
 
 
 def test_a_compiler_that_is_not_there_cannot_be_started(tmp_path: Path) -> None:

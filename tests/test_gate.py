@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ from tuner.errors import DeviceLost, LaunchError
 from tuner.evaluate import Evaluator
 from tuner.executors import Executor, Run
 from tuner.gate import gate, recheck
-from tuner.gate.checks import Check, Outcome, sentences
+from tuner.gate.checks import Check, Outcome, out_of_time, sentences
 from tuner.gate.gate import contenders
 from tuner.gate.recheck import AUDIT_RUNS, Recheck
 from tuner.guess import rank
@@ -207,6 +209,28 @@ def test_on_the_cpu_an_audit_varies_the_order_of_blocks_and_threads(host_executo
     atomic = evaluator.audit(parse_config("row_warp:reduction=atomic"))
     assert atomic.reason is not None and "gives other bits" in atomic.reason
     assert evaluator.audit(parse_config("row_warp:reduction=two_pass")).reason is None
+
+
+# --- its time ----------------------------------------------------------------------------------------------------------------
+
+
+def test_once_time_is_up_the_next_wins_unexamined_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many that fail each takes its time; all of them would take longer than the run may."""
+    skipped = 0.0
+
+    def run(inputs: Inputs, wants: frozenset[str]) -> Gradients:
+        nonlocal skipped
+        if inputs.rows not in SEEN:
+            skipped += 6.0  # seconds, of 15 that the gate has
+        return right_at(SEEN)(inputs, wants)
+
+    monkeypatch.setattr("tuner.tuning.time", SimpleNamespace(monotonic=lambda: time.monotonic() + skipped))
+    result = tuned(FakeGpu(by_place, dict.fromkeys(VALID, run)), timeout=60.0, deterministic=True)
+    rejected = [record for record in result.records if record.status is Status.WRONG]
+    assert 2 <= len(rejected) < 12
+    assert result.winner is not None and result.winner.config == VALID[len(rejected)]
+    assert result.checks == (out_of_time(len(rejected)),)
+    assert f"time was up when it had rejected {len(rejected)} faster ones" in report_markdown(result, interrupted=False)
 
 
 # --- what is said ------------------------------------------------------------------------------------------------------------

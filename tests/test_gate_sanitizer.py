@@ -146,7 +146,11 @@ def test_a_tool_that_is_not_there_is_said_everywhere(monkeypatch: pytest.MonkeyP
     with Folder(tmp_path, result.info) as folder:
         folder.finish(result, interrupted=False, choose=partial(choose_companion, gpu, result))
     assert f"* {said}" in (tmp_path / "report.md").read_text()
-    assert f"//           {said}" in (tmp_path / "best.cu").read_text()
+    banner = (tmp_path / "best.cu").read_text()
+    assert f"//           {said}" in banner
+    others = "safety gate of the configs that best.cu holds for other row counts: not run"
+    assert f"* {others}" in (tmp_path / "report.md").read_text()
+    assert others in " ".join(line.removeprefix("//").strip() for line in banner.splitlines())
     assert [check["outcome"] for check in json.loads((tmp_path / "best.json").read_text())["gate"]] == ["passed", "not run"]
 
 

@@ -22,8 +22,9 @@ from tuner.errors import DeviceLost, LaunchError, ToolchainError
 from tuner.evaluate import Evaluator
 from tuner.executors import Executor
 from tuner.outcome import Event, TuneResult
-from tuner.pipeline import try_all
+from tuner.pipeline import try_in_turn
 from tuner.records import Record, Status
+from tuner.strategy import Listed
 from tuner.timing.finals import ROUNDS
 from tuner.timing.regimes import REGIMES
 from tuner.tuning import TIMEOUT, Request, TuningRun
@@ -227,8 +228,7 @@ def test_a_lost_device_ends_what_runs_side_by_side_too() -> None:
     gpu = lost_at(lambda gpu, config: config == valid[4])
     finished: list[Record] = []
     with pytest.raises(DeviceLost):
-        for record in try_all(list(valid), Evaluator(gpu, Problem.of(Shape.parse(SHAPE))), lambda: False):
-            finished.append(record)
+        try_in_turn(Listed(valid), Evaluator(gpu, Problem.of(Shape.parse(SHAPE))), lambda: False, finished.append, lanes=2)
     assert finished[-1].status is Status.LAUNCH_ERROR and len(finished) <= 5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -111,6 +112,50 @@ def test_files_of_another_version_are_left_alone(book: Book, said: list[str]) ->
     path.write_text(later)
     assert known(book, 64) is None and book.own() == [] and said == []
     assert path.read_text() == later
+
+
+def test_what_another_version_has_written_is_not_written_over(book: Book, said: list[str]) -> None:
+    assert book.root is not None
+    book.add(key(), [point(64, TWO_PASSES)])
+    path = book.root / key().path
+    for change in ((f'"schema": {SCHEMA}', f'"schema": {SCHEMA + 1}'), ('"key": {', '"key": {"clock": "locked",')):
+        later = path.read_text().replace(*change)
+        path.write_text(later)
+        book.add(key(), [point(64, ATOMIC)])
+        assert path.read_text() == later
+        assert "another version of this program" in said.pop() and not said
+        path.write_text(later.replace(*reversed(change)))
+    assert known(book, 64) == parse_config(TWO_PASSES)
+
+
+def test_what_a_point_says_besides_is_kept(book: Book, said: list[str]) -> None:
+    assert book.root is not None
+    book.add(key(), [point(64, TWO_PASSES)])
+    path = book.root / key().path
+    path.write_text(path.read_text().replace('"rows": 64', '"rows": 64, "watts": [7, 8]'))
+    assert known(book, 64) == parse_config(TWO_PASSES)
+    book.add(key(), [point(128, ATOMIC)])
+    kept = json.loads(path.read_text())["points"]
+    assert [found.get("watts") for found in kept] == [[7, 8], None] and not any("more" in found for found in kept)
+    assert not said
+
+
+def test_what_replaced_a_damaged_file_meanwhile_is_not_put_aside(book: Book, said: list[str],
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the reading of a damaged file and its renaming another process has put a good one there."""
+    assert book.root is not None
+    book.add(key(), [point(64, TWO_PASSES)])
+    path = book.root / key().path
+    good = path.read_text()
+    path.write_text("{")
+    lock = fcntl.flock
+
+    def wait(file: IO[str], how: int) -> None:
+        lock(file, how)
+        path.write_text(good)
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    assert known(book, 64) == parse_config(TWO_PASSES) and not said and list(path.parent.iterdir()) == [path]
 
 
 def test_damage_in_the_package_is_said_and_nothing_is_moved(book: Book, said: list[str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from codegen.problem import Problem, Shape
 from codegen.render import render
 from tests import planted_worker
 from tests.fake_gpu import rugged
-from tests.planted_worker import IN_FINALS, MEMORY_BYTES, OPENING, PIECE_BYTES, PLANTS, RUNS, SEEN, TEXTS, planted
+from tests.planted_worker import IN_FINALS, MEMORY_BYTES, OPENING, PIECE_BYTES, PLANTS, RUNS, SEEN, SLOW, TEXTS, planted
 from tests.trials import read_trials
 from tuner.candidates import survey
 from tuner.errors import DeviceLost, ToolchainError
@@ -227,6 +228,25 @@ def test_workers_that_all_end_at_once_end_the_run_with_a_sentence(opened: Open, 
     result = tuned(opened())
     assert result.lost is not None and "3 processes in a row" in result.lost and "status 3" in result.lost
     assert result.winner is None
+
+
+def test_stopping_does_not_wait_for_a_worker_that_is_starting(opened: Open, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPENING, str(tmp_path / "opened"))
+    monkeypatch.setenv(SLOW, "")
+    workers = opened()
+    judge = workers.judge(PROBLEM)
+    compiled = judge.compile(RANKED[0])
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(judge.judge, compiled)
+        wait_until(lambda: children(workers.nursery_pid))
+        judge.stop()
+        began = time.monotonic()
+        with pytest.raises(DeviceLost, match="the run has ended"):
+            waiting.result(60.0)
+    assert time.monotonic() - began < 10.0
+    monkeypatch.delenv(OPENING)
+    assert workers.why_invalid(PROBLEM, RANKED[0], 0, 1 << 20) is None  # others may still be asked
 
 
 def test_a_device_that_cannot_be_opened_is_said_as_in_this_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,9 @@
 import sys
 
 try:
+    from tuner.heap import keep_compact
+
+    keep_compact()
     from tuner.cli import main
 
     code = main()

@@ -53,6 +53,20 @@ def parse_names(names: Iterable[str] | str) -> tuple[str, ...]:
     return listed
 
 
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """Numbers of GPUs, "0,1"; none for "all".
+
+    Raises:
+        ArgumentTypeError: they are neither.
+    """
+    if text == "all":
+        return ()
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(number.isdecimal() for number in numbers) or len(set(map(int, numbers))) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 'all' nor different numbers of GPUs such as '0,1'")
+    return tuple(map(int, numbers))
+
+
 def as_dtype(name: str, value: object) -> str:
     """The name of a data type given by its name, as NumPy's type or dtype, or as that of ml_dtypes; empty stays empty.
 

@@ -15,7 +15,7 @@ from codegen.problem import Problem, Shape
 from codegen.render import Source, render
 from codegen.space import why_not, why_unfit
 from tuner.costmodel import predict
-from tuner.gate.checks import sentences
+from tuner.gate.checks import COMPANIONS, sentences
 from tuner.guess import best_predicted
 from tuner.outcome import TuneResult
 from tuner.provenance import DISTRIBUTION
@@ -54,10 +54,12 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, c
         raise ValueError("a run without a winner has no artifact")
     errors = {name: ErrorFigures(error.normwise, error.bound_ratio) for name, error in winner.errors.items()}
     gpu = gpu_name(result)
+    kernels = serve_all_rows(source, result.limits, choose)
+    checks = (*result.checks, COMPANIONS) if len(kernels) > 1 else result.checks
     said = ArtifactInfo(
         Shape.parse(info.shape), gpu, result.limits.arch, winner.best_us, winner.measured, result.floor_us, errors,
-        f"{DISTRIBUTION} {info.version}, {info.date}", tuple(sentences(result.checks)))
-    text = artifact(serve_all_rows(source, result.limits, choose), said)
+        f"{DISTRIBUTION} {info.version}, {info.date}", tuple(sentences(checks)))
+    text = artifact(kernels, said)
     write_text(cu, text.cu)
     write_text(header, text.header)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 from codegen.limits import Limits, target
 from tuner.errors import InputError, InputTypeError
@@ -50,12 +51,17 @@ def checked_executor(executor: Executor) -> Executor:
     return executor
 
 
-def open_isolated(name: str = "auto", target_name: str = "sm_90", store: Store | None = None) -> Workers:
-    """The executor of that name in processes of its own, which a bad kernel ends alone. Arguments and errors as open_executor."""
+def open_isolated(name: str = "auto", target_name: str = "sm_90", store: Store | None = None,
+                  gpus: Sequence[int] = (0,)) -> Workers:
+    """The executor of that name in processes of its own, which a bad kernel ends alone. Arguments and errors as open_executor.
+
+    Args:
+        gpus: numbers of the GPUs to use, all of one model; none: all there are.
+    """
     if name not in EXECUTORS:
         raise InputError(f"there is no executor {name!r}; choose from {', '.join(EXECUTORS)}")
     target(target_name)
-    return Workers(Place(name, target_name, (Store() if store is None else store).root))
+    return Workers(Place(name, target_name, (Store() if store is None else store).root), gpus=gpus)
 
 
 def open_for_worker(place: Place) -> Executor:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -19,7 +20,7 @@ from codegen.errors import CodegenError
 from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_gpus, parse_names
 from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
 from tuner.errors import InputError, InputTypeError, TunerError
@@ -28,11 +29,16 @@ from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
 from tuner.progress import ProgressBar, best_table, error_table
 from tuner.publish import Folder, Published
+from tuner.request import Request
+from tuner.study.urls import masked
 from tuner.timing.regimes import REGIMES
-from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, Request, TuningRun
+from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, TuningRun
 from tuner.wisdom.recall import remember
 from tuner.wording import share_of_floor, time_text
 from tuner.workers.pool import Workers
+
+if TYPE_CHECKING:
+    from tuner.study.storage import Storage
 
 TARGET = "sm_90"
 
@@ -48,10 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.bench import cli as bench
 
         return bench.main(given[1:])
-    if given[:1] == ["--replay"]:
-        from tuner.replay import cli as replay
-
-        return replay.main(given)
     if given[:1] == ["record"]:
         from tuner.replay import record_cli as record
 
@@ -64,9 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.wisdom import cli as wisdom
 
         return wisdom.main(given[1:])
+    if any(word.partition("=")[0] == "--replay" for word in given):
+        from tuner.replay import cli as replay
+
+        return replay.main(given)
     options = _parser().parse_args(given)
     try:
-        return _tune(options, "python -m tuner " + shlex.join(given))
+        return _tune(options, "python -m tuner " + shlex.join(map(masked, given)))
     except KeyboardInterrupt:
         print("tuner: interrupted before the results were written", file=sys.stderr)
         return INTERRUPTED
@@ -114,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"end the run after about so long (default {TIMEOUT:.0f} on a GPU, without one no limit)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>/<shape>-<dtype>)")
+    parser.add_argument("--resume", action="store_true",
+                        help="go on with what an earlier run of the problem has left there, however it ended; its trials count")
+    parser.add_argument("--storage", metavar="URL",
+                        help="share the search with all who name the same postgresql://USER:PASSWORD@HOST/DATABASE, mysql://..., "
+                             "sqlite:///FILE or journal:FILE; --trials is for all together")
+    parser.add_argument("--gpus", type=parse_gpus, metavar="all|0,1", help="the GPUs to tune on, of one model (default 0)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -124,28 +136,52 @@ def _tune(options: argparse.Namespace, command: str) -> int:
         options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command,
         param_dtype=options.param_dtype, accuracy=options.accuracy, regime=options.regime)
     request.problem()
-    with closing(open_isolated(options.executor, options.target or TARGET)) as executor:
+    if options.storage is not None and options.resume:
+        raise InputError("--resume is for a run alone; what was finished with --storage is in its study: leave one of them out")
+    storage = None if options.storage is None else _open_storage(options.storage)
+    where = {} if options.gpus is None else {"gpus": options.gpus}
+    with closing(open_isolated(options.executor, options.target or TARGET, **where)) as executor:
         if executor.measures and options.target is not None:
             print(f"tuner: --target is ignored, since kernels are measured on {executor.device}; it is for --executor host",
                   file=sys.stderr)
+        if options.gpus is not None and not executor.measures:
+            print("tuner: --gpus is ignored, since no GPU is used; it is for --executor cuda", file=sys.stderr)
         if request.regime != "warm" and not executor.measures:
             print("tuner: --regime is ignored, since times are predicted; it is for --executor cuda", file=sys.stderr)
-        return _run(request, executor, options.out)
+        return _run(request, executor, options.out, options.resume, storage)
 
 
-def _run(request: Request, executor: Executor | Workers, out: Path | None) -> int:
-    run = TuningRun(request, executor)
+def _open_storage(url: str) -> Storage:
+    from tuner.study.storage import open_storage
+
+    return open_storage(url)
+
+
+def _others_said(storage: Storage | None, run: TuningRun) -> str:
+    if storage is None:
+        return ""
+    from tuner.study.together import others_said
+
+    return others_said(storage, run.info, run.space)
+
+
+def _run(request: Request, executor: Executor | Workers, out: Path | None, resume: bool, storage: Storage | None) -> int:
+    run = TuningRun(request, executor, storage=storage)
     console, errors = Console(), Console(stderr=True)
     interrupted = False
-    with Folder(out or _default_folder(executor, request), run.info) as folder, ProgressBar(errors) as bar:
-        run.on_record, run.on_event = folder.add, bar.show
-        try:
-            run.execute()
-        except KeyboardInterrupt:
-            interrupted = True
-    result = run.result()
-    with _first_noted() as interrupts:
-        published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
+    with Folder(out or _default_folder(executor, request), run.info, run.space if resume else None) as folder:
+        for sentence in filter(None, (folder.said, _others_said(storage, run))):
+            print(f"tuner: {sentence}", file=sys.stderr)
+        run.take_up(folder.taken)
+        with ProgressBar(errors) as bar:
+            run.on_record, run.on_event = folder.add, bar.show
+            try:
+                run.execute()
+            except KeyboardInterrupt:
+                interrupted = True
+        result = run.result()
+        with _first_noted() as interrupts:
+            published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
     interrupted = interrupted or bool(interrupts)
     if request.variants is None and not interrupted:
         remember(result, say=lambda sentence: print(f"tuner: {sentence}", file=sys.stderr))

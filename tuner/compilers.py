@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,17 @@ def run_compiler(command: Sequence[str], folder: Path,
 
     Raises:
         OSError: it is not there.
-        TimeoutExpired: it did not end in LIMIT_S. At the limit on CPU time, it fails.
+        TimeoutExpired: it did not end in LIMIT_S, and was ended with all that it had started. At the limit on CPU time, it fails.
     """
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    return subprocess.run(["/bin/sh", "-c", _LIMITED, "sh", str(CPU_LIMIT_S), *command], cwd=folder, env=environment,
-                          capture_output=True, text=True, errors="replace", timeout=LIMIT_S)
+    limited = ["/bin/sh", "-c", _LIMITED, "sh", str(CPU_LIMIT_S), *command]
+    # A session of its own, so that it can be ended with all that it has started.
+    with subprocess.Popen(limited, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True) as process:
+        try:
+            out, said = process.communicate(timeout=LIMIT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(limited, process.returncode, out, said)

@@ -17,6 +17,10 @@ class ToolchainError(TunerError):
     """A compiler or library this machine needs is not there, or does not know the target."""
 
 
+class NoSuchDevice(ToolchainError):
+    """This machine has fewer GPUs than the number that was asked for says."""
+
+
 class CompileError(TunerError):
     """The compiler refused a kernel; the message holds its first error."""
 
@@ -31,6 +35,10 @@ class OutOfMemory(LaunchError):
 
 class DeviceLost(LaunchError):
     """A kernel took its process's GPU context with it, or no process can use the device any more: nothing can run there."""
+
+
+class StorageLost(TunerError):
+    """A storage that processes share cannot be opened, or not be reached any more."""
 
 
 class NoValidKernel(TunerError):

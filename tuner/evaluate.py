@@ -29,6 +29,7 @@ from tuner.timing.health import open_watch
 from tuner.timing.regimes import Regime
 from tuner.timing.tally import Tally
 from tuner.validate import BASE_ROWS, Validator, Verdict
+from tuner.wisdom.source import digest
 
 HOST_MULTIPLY_ADDS = 30_000_000
 """Largest rows * H * O of one run on the CPU: below a second."""
@@ -58,13 +59,14 @@ Report = Callable[[Config], Mapping[str, Resources]]
 class Compiled:
     """A candidate after its compilation: the program and its plan, or the record of why there is none.
 
-    Neither, where another process loads what was compiled.
+    Neither, where another process loads what was compiled. `digest` is that of its source (wisdom/source.py).
     """
 
     config: Config
     program: Program | None
     plan: Plan | None
     failure: Record | None
+    digest: str = ""
 
 
 class Judge(Protocol):
@@ -207,9 +209,9 @@ class Evaluator:
         """As Judge.compile."""
         source = render(self.problem, config)
         try:
-            return Compiled(config, self.executor.compile(source), source.plan, None)
+            return Compiled(config, self.executor.compile(source), source.plan, None, digest(source))
         except CompileError as error:
-            return Compiled(config, None, None, Record(config, Status.COMPILE_ERROR, str(error)))
+            return Compiled(config, None, None, Record(config, Status.COMPILE_ERROR, str(error)), digest(source))
 
     def judge(self, compiled: Compiled) -> Record:
         """As Judge.judge."""

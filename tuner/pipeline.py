@@ -1,15 +1,18 @@
-"""Candidates in flight: compiled ahead by a pool of threads, judged one by one in the order in which they were chosen."""
+"""Candidates in flight: compiled ahead by a pool of threads, and judged one by one in the order in which they were chosen, or as
+many at a time as there are devices."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from codegen.config import Config
-from tuner.errors import DeviceLost
+from tuner.errors import DeviceLost, TunerError
 from tuner.evaluate import Compiled, Judge
 from tuner.records import Record, Status
 from tuner.strategy import Strategy
@@ -26,76 +29,98 @@ def workers() -> int:
 
 
 @contextmanager
-def thread_pool(count: int, wait: bool = True) -> Iterator[ThreadPoolExecutor]:
+def thread_pool(count: int, wait_for_begun: bool = True) -> Iterator[ThreadPoolExecutor]:
     """A pool that, on leaving early, drops what has not begun, so that an interrupt does not wait for all of it.
 
     Args:
         count: threads.
-        wait: for what has begun; else it ends in the background, and before the process does.
+        wait_for_begun: or what has begun ends in the background, and before the process does.
     """
     pool = ThreadPoolExecutor(count)
     try:
         yield pool
     finally:
-        pool.shutdown(wait=wait, cancel_futures=True)
+        pool.shutdown(wait=wait_for_begun, cancel_futures=True)
 
 
-def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool],
-                on_record: Callable[[Record], None]) -> None:
+def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool], on_record: Callable[[Record], object], *,
+                lanes: int = 1, ahead: int = IN_FLIGHT, on_begin: Callable[[Config], None] = lambda config: None) -> None:
     """Tries what the strategy chooses until it ends or time is up.
 
-    While one candidate is judged, the next ones compile. They are judged and told in the order in which they were asked for,
-    not in the order in which they were compiled: the same times give the same search.
+    While some candidates are judged, the next ones compile. With one lane they are judged and told in the order in which they
+    were asked for, not in the order in which they were compiled: the same times give the same search. With several, each is
+    recorded and told when it is finished. What is being judged when time is up is waited for.
+
+    Args:
+        on_record: called with each record.
+        lanes: how many the judge can judge at a time.
+        ahead: how many may be chosen and waiting behind the lanes but one.
+        on_begin: called with each config before it is judged.
 
     Raises:
         ToolchainError: there is no compiler for the executor.
         DeviceLost: the device cannot be used any more; the candidate that ran has its record.
     """
     flying: deque[tuple[Config, Future[Compiled]]] = deque()
-    with thread_pool(workers(), wait=False) as pool:
-        while not out_of_time():
-            for config in strategy.ask(IN_FLIGHT - len(flying)):
-                flying.append((config, pool.submit(judge.compile, config)))
-            if not flying:
-                return
-            config, compiled = flying.popleft()
-            program = compiled.result()
-            try:
-                record = judge.judge(program)
-            except DeviceLost as error:
-                on_record(_last(config, error))
-                raise
-            on_record(record)
-            strategy.tell(config, record.time_us if record.status in (Status.OK, Status.SLOWER) else None)
+    judging: dict[Future[Record], Config] = {}
 
-
-def try_all(configs: list[Config], judge: Judge, out_of_time: Callable[[], bool]) -> Iterator[Record]:
-    """The records of the configs, in their order, where nothing is timed: each thread compiles and judges.
-
-    What has not begun when time is up comes without a record. An interrupt keeps what was yielded.
-
-    Raises:
-        ToolchainError: there is no compiler for the executor.
-        DeviceLost: the device cannot be used any more; the candidate that ran has its record.
-    """
-
-    def one(config: Config) -> Record | None:
-        return None if out_of_time() else judge.judge(judge.compile(config))
-
-    with thread_pool(workers()) as pool:
+    def take_one() -> None:
+        future = next(iter(wait(judging, return_when=FIRST_COMPLETED).done))
+        config = judging.pop(future)
         try:
-            for config, future in [(config, pool.submit(one, config)) for config in configs]:
-                try:
-                    record = future.result()
-                except DeviceLost as error:
-                    yield _last(config, error)
-                    raise
-                if record is not None:
-                    yield record
+            record = future.result()
+        except DeviceLost as error:
+            on_record(Record(config, Status.LAUNCH_ERROR, str(error)))
+            raise
+        on_record(record)
+        strategy.tell(config, told(record))
+
+    with thread_pool(workers(), wait_for_begun=False) as compilers, _judges(judge, lanes) as judges:
+        while True:
+            if not out_of_time():
+                for config in strategy.ask(ahead + lanes - 1 - len(flying) - len(judging)):
+                    flying.append((config, compilers.submit(judge.compile, config)))
+                while flying and len(judging) < lanes:
+                    config, compiled = flying.popleft()
+                    on_begin(config)
+                    judging[judges.submit(_judged, judge, compiled)] = config
+            if not judging:
+                return
+            take_one()
+
+
+def told(record: Record) -> float | None:
+    """What a strategy is told of a candidate: its time; None where it was rejected."""
+    return record.time_us if record.status in (Status.OK, Status.SLOWER) else None
+
+
+def _judged(judge: Judge, compiled: Future[Compiled]) -> Record:
+    program = compiled.result()
+    return replace(judge.judge(program), source=program.digest)
+
+
+@contextmanager
+def _judges(judge: Judge, lanes: int) -> Iterator[Executor]:
+    """Where candidates are judged: in this thread, where it is one at a time."""
+    if lanes == 1:
+        yield _AtOnce()
+        return
+    with thread_pool(lanes) as pool:
+        try:
+            yield pool
         except BaseException:
             judge.stop()
             raise
 
 
-def _last(config: Config, error: DeviceLost) -> Record:
-    return Record(config, Status.LAUNCH_ERROR, str(error))
+class _AtOnce(Executor):
+    """Runs what is submitted before it returns."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        """As Executor.submit. What is raised but for errors of this program goes to the caller, as an interrupt does."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*arguments, **options))
+        except TunerError as error:
+            future.set_exception(error)
+        return future

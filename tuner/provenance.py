@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
 import os
 import subprocess
@@ -15,6 +17,15 @@ _ROOT = Path(__file__).resolve().parent.parent
 def now() -> str:
     """The current time, UTC, ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@functools.cache
+def sources_digest() -> str:
+    """A digest of all that decides what kernels there are and how they are rendered: the files of codegen/ and templates/."""
+    digest = hashlib.sha256()
+    for path in sorted([*_ROOT.glob("codegen/**/*.py"), *_ROOT.glob("templates/*.j2")]):
+        digest.update(f"{path.relative_to(_ROOT)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def version() -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from codegen.render import render
 from tuner.artifact import Choice, write_artifact
+from tuner.candidates import Space
 from tuner.errors import InputError
 from tuner.known import Known, read_best
 from tuner.outcome import TuneResult
 from tuner.records import Journal, Record, RunInfo, write_text
 from tuner.report import best_json, report_markdown
+from tuner.study.earlier import TakenUp, read_earlier, take_up
 from tuner.wording import time_text
 
 TRIALS, REPORT = "trials.jsonl", "report.md"
@@ -36,24 +41,53 @@ class Published:
 
 
 class Folder:
-    """Takes a run's records as they come, and its result. A context manager round the run.
+    """Takes a run's records as they come, and its result. A context manager round the run, which has the folder to itself.
+
+    Args:
+        path: where; it is made if need be.
+        info: what the run is made under.
+        resume: the run's space, where it goes on with what an earlier run has left here; None: it begins anew. What an unfinished
+            run has left is kept beside then.
+
+    Attributes:
+        taken: what the run need not try.
+        said: what became of an earlier run, as a sentence; empty where there is nothing to say.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: the folder cannot be written, another run is writing to it, or the run there is no part of this one. Nothing
+            was changed.
     """
 
-    def __init__(self, path: Path, info: RunInfo) -> None:
+    def __init__(self, path: Path, info: RunInfo, resume: Space | None = None) -> None:
         self._path = path
+        self.taken, self.said = TakenUp(), ""
         try:
-            self._journal = Journal(path / TRIALS, info)
+            self._lock = _locked(path)
+            try:
+                self._begin(info, resume)
+            except BaseException:
+                os.close(self._lock)
+                raise
         except OSError as error:
             raise InputError(f"cannot write to {path} ({error.strerror}); choose another folder with --out") from error
+
+    def _begin(self, info: RunInfo, resume: Space | None) -> None:
+        trials = self._path / TRIALS
+        if resume is None:
+            self.said = _kept_beside(trials)
+        elif (earlier := read_earlier(trials)) is None:
+            self.said = f"there is no run to resume in {self._path}; a new one begins"
+        else:
+            self.taken = take_up(earlier, info, resume)
+            self.said = self.taken.said
+        self._journal = Journal(trials, info, self.taken.records)
 
     def __enter__(self) -> Folder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._journal.close()
+        os.close(self._lock)
 
     def add(self, record: Record) -> None:
         """Appends one record to trials.jsonl."""
@@ -76,7 +110,7 @@ class Folder:
         """
         cu, header, best, report = (self._path / name for name in (BEST_CU, BEST_H, BEST_JSON, REPORT))
         kept = why_kept(read_best(best), result)
-        self._journal.settle(result.records)
+        self._journal.settle(result.records, finished=not interrupted and result.lost is None)
         write_text(report, report_markdown(result, interrupted, kept))
         written = [self._path / TRIALS, report]
         if result.winner is not None and kept is None:
@@ -84,6 +118,42 @@ class Folder:
             write_text(best, best_json(result))
             written = [cu, header, best, *written]
         return Published(tuple(written), kept)
+
+
+def _locked(path: Path) -> int:
+    """Makes the folder and locks it, until the returned descriptor is closed or this process ends.
+
+    Raises:
+        InputError: another process has it.
+        OSError: it cannot be made.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise InputError(f"another run is writing to {path}; wait for its end, or choose another folder with --out") from error
+    except OSError:
+        pass  # some network file systems know no locks
+    return descriptor
+
+
+def _kept_beside(trials: Path) -> str:
+    """Moves the trials.jsonl of a run that was not finished out of the way, and says so; nothing where there is none."""
+    try:
+        earlier = read_earlier(trials)
+    except InputError:
+        return ""
+    if earlier is None or earlier.finished or not earlier.records:
+        return ""
+    date = earlier.info.date[:19].replace(":", "-")
+    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    names = (trials.with_name(f"{trials.stem}-{date}{ending}{trials.suffix}") for ending in endings)
+    beside = next(path for path in names if not path.exists())
+    trials.rename(beside)
+    return (f"the run of {earlier.info.date} in {trials.parent} was not finished, and its {len(earlier.records)} trials are kept "
+            f"in {beside.name}; to go on with them, rename that to {trials.name} and add --resume")
 
 
 def why_kept(earlier: Known | None, result: TuneResult) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,9 @@ from tuner.validate import GradientError
 
 SCHEMA = 1
 """Version of trials.jsonl and best.json. It rises whenever a field changes its meaning or goes."""
+
+FINISHED = "finished"
+"""In the header of trials.jsonl: whether the run came to its end. Files from before it was recorded do not say."""
 
 
 class Status(StrEnum):
@@ -58,6 +62,8 @@ class Record:
         rows: the row counts at which it was validated.
         resources: what the device compiler reported, by kernel.
         times: final_us and the same in the other regime, with what is known of each; empty where there is no final time.
+        source: the digest of its source (wisdom/source.py); empty where it was not rendered, and in files from before there was
+            one.
     """
 
     config: Config
@@ -70,6 +76,7 @@ class Record:
     rows: tuple[int, ...] = ()
     resources: Mapping[str, Resources] = field(default_factory=dict)
     times: Mapping[Regime, Summary] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def best_us(self) -> float:
@@ -99,6 +106,7 @@ class Record:
             "rows": list(self.rows),
             "resources": {kernel: asdict(entry) for kernel, entry in self.resources.items()},
             "times": {regime: summary.as_json() for regime, summary in self.times.items()},
+            "source": self.source,
         }
 
     @classmethod
@@ -112,11 +120,11 @@ class Record:
         return cls(
             parse_config(values["config"]), Status(values["status"]), values["reason"], time.get("us"),
             time.get("kind") == "measured", time.get("final_us"),
-            {name: GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
+            {sys.intern(name): GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
              for name, error in values["errors"].items()},
             tuple(values["rows"]),
-            {kernel: Resources(**entry) for kernel, entry in values["resources"].items()},
-            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found})
+            {sys.intern(kernel): Resources(**entry) for kernel, entry in values["resources"].items()},
+            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found}, values.get("source", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,7 @@ class RunInfo:
         param_dtype: data type of gamma, beta, w and their gradients; empty, as in files from before there was a choice, stands
             for `dtype`.
         regime: in which times decide; warm, as in files from before there was a choice.
+        sources: the digest of all that renders kernels (provenance.sources_digest); empty in files from before it was recorded.
     """
 
     shape: str
@@ -171,6 +180,7 @@ class RunInfo:
     rates: str = "table"
     param_dtype: str = ""
     regime: Regime = "warm"
+    sources: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "param_dtype", self.param_dtype or self.dtype)
@@ -188,7 +198,7 @@ class RunInfo:
         """
         if values.get("schema") != SCHEMA:
             raise InputError(f"this file has schema version {values.get('schema')}, this program reads {SCHEMA}; tune again")
-        return cls(**{name: value for name, value in values.items() if name != "schema"})
+        return cls(**{name: value for name, value in values.items() if name not in ("schema", FINISHED)})
 
 
 class Journal:
@@ -196,14 +206,19 @@ class Journal:
 
     Every complete line is valid at every moment; a crash can cut off the last one.
 
+    Args:
+        path: the file; what was there is replaced.
+        info: the header.
+        records: of an earlier run, which this one goes on with.
+
     Raises:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, info: RunInfo) -> None:
+    def __init__(self, path: Path, info: RunInfo, records: Iterable[Record] = ()) -> None:
         self._path = path
         self._info = info
-        write_text(path, _line(info.as_json()))
+        self.settle(records, finished=False)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def close(self) -> None:
@@ -211,13 +226,16 @@ class Journal:
         self._file.close()
 
     def add(self, record: Record) -> None:
-        """Appends one record and flushes."""
+        """Appends one record; where it cost anything to make, it outlives the machine from then on."""
         self._file.write(_line(record.as_json()))
         self._file.flush()
+        if record.status is not Status.NOT_RUN:
+            os.fsync(self._file.fileno())
 
-    def settle(self, records: Iterable[Record]) -> None:
+    def settle(self, records: Iterable[Record], finished: bool = True) -> None:
         """Puts `records` in place of all that was added: the same candidates, now with their final times."""
-        write_text(self._path, _line(self._info.as_json()) + "".join(_line(record.as_json()) for record in records))
+        header = _line({**self._info.as_json(), FINISHED: finished})
+        write_text(self._path, header + "".join(_line(record.as_json()) for record in records))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -237,6 +255,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:

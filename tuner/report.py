@@ -8,7 +8,7 @@ from typing import Any
 from codegen.dtypes import CLASS_ERRORS
 from codegen.problem import GRADIENTS
 from tuner.costmodel import predict
-from tuner.gate.checks import sentences
+from tuner.gate.checks import COMPANIONS, sentences
 from tuner.outcome import TuneResult
 from tuner.records import SCHEMA, Record
 from tuner.timing.regimes import deciding_first
@@ -83,8 +83,8 @@ def _winner(result: TuneResult, winner: Record) -> list[str]:
 
 
 def _gate(result: TuneResult) -> list[str]:
-    """What the winner has passed beyond what all have, and what was not run."""
-    return ["Safety gate:", "", *(f"* {sentence}." for sentence in sentences(result.checks)), ""]
+    """What the winner has passed beyond what all have, and what was not run of it and of those that stand beside it."""
+    return ["Safety gate:", "", *(f"* {sentence}." for sentence in sentences((*result.checks, COMPANIONS))), ""]
 
 
 def _rates(result: TuneResult) -> str:

@@ -7,6 +7,7 @@ All that is known lies in the study: a trial is a config, its value is the time,
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -44,14 +46,20 @@ class Guided:
         budget: the largest number of configs to give out.
         seed: of everything random.
         first: configs to begin with, those that are candidates.
+        tried: what an earlier run has tried, and the times, None where it was rejected. They count as given out.
+
+    Attributes:
+        study: Optuna's.
     """
 
     def __init__(self, candidates: Sequence[Config], predicted: Mapping[Config, float], budget: int, seed: int,
-                 first: Sequence[Config] = ()) -> None:
+                 first: Sequence[Config] = (), tried: Mapping[Config, float | None] | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._left = min(budget, len(candidates))
-        self._sampler = ModelSampler(candidates, predicted, seed, first)
-        self._study = optuna.create_study(sampler=self._sampler)
+        tried = tried or {}
+        self._left = max(0, min(budget - len(tried), len(set(candidates) - set(tried))))
+        self._sampler = ModelSampler(candidates, predicted, seed, first, self._left + len(tried))
+        self.study = optuna.create_study(storage=SharingStorage(), sampler=self._sampler)
+        self.study.add_trials(self._sampler.as_trial(config, time_us) for config, time_us in tried.items())
         self._open: dict[Config, Trial] = {}
 
     def ask(self, count: int) -> list[Config]:
@@ -61,11 +69,11 @@ class Guided:
         return chosen
 
     def _next(self) -> Config:
-        trial = self._study.ask()
+        trial = self.study.ask()
         variant = str(trial.suggest_categorical(_VARIANT, self._sampler.variants))
-        values: dict[str, Any] = {name: trial.suggest_categorical(f"{variant}.{name}", options)
-                                  for name, options in variant_of(variant).choices.items()}
-        config = Config(variant, tuple(values.items()))
+        choices = variant_of(variant).choices
+        values: dict[str, Any] = {name: trial.suggest_categorical(key, choices[name]) for name, key in _keys(variant).items()}
+        config = self._sampler.candidate(Config(variant, tuple(values.items())))
         self._open[config] = trial
         return config
 
@@ -73,49 +81,58 @@ class Guided:
         """As Strategy.tell."""
         trial = self._open.pop(config)
         if time_us is None:
-            self._study.tell(trial, state=TrialState.PRUNED)
+            self.study.tell(trial, state=TrialState.PRUNED)
         else:
-            self._study.tell(trial, time_us)
+            self.study.tell(trial, time_us)
 
 
 class ModelSampler(BaseSampler):
     """Proposes whole configs. It learns from the study's trials alone, whoever ran them.
 
-    Args: as Guided.
+    Args:
+        candidates, predicted, seed, first: as Guided.
+        budget: of trials; it tells how much memory to take.
+        variants: the choices of the parameter `variant`, which all who share a study agree in; None: those of the candidates.
 
     Attributes:
-        variants: those of the candidates.
+        variants: the same.
     """
 
     def __init__(self, candidates: Sequence[Config], predicted: Mapping[Config, float], seed: int,
-                 first: Sequence[Config]) -> None:
-        self.variants = tuple(dict.fromkeys(config.variant for config in candidates))
+                 first: Sequence[Config], budget: int = 0, variants: Sequence[str] | None = None) -> None:
+        there = dict.fromkeys(config.variant for config in candidates)
+        self.variants = tuple(there if variants is None else variants)
         self._candidates = candidates
         self._predicted = predicted
         self._seed = seed
-        self._all = set(candidates)
+        self._all = {config: config for config in candidates}
         self._starts = [config for config in dict.fromkeys((*first, *self._own_starts())) if config in self._all]
         self._tried: dict[Config, None] = {}  # in order
         self._told: dict[Config, float | None] = {}
         self._finished: set[int] = set()
+        self._budget = budget
         self._neighbours = by_variant(candidates) if len(candidates) > MOST else {}
         self._model = self._fresh_model()
 
     def _own_starts(self) -> list[Config]:
         starts: list[Config] = []
-        for variant in self.variants:
+        for variant in dict.fromkeys(config.variant for config in self._candidates):
             own = [config for config in self._candidates if config.variant == variant]
             default = nearest(make_config(variant), own)
             fastest = min(own, key=lambda config: self._predicted.get(config, float("inf")))
             starts += [config for config in (default, fastest) if config is not None]
         return starts
 
+    def candidate(self, config: Config) -> Config:
+        """The candidate that equals a config, where there is one: one object, however many trials name it."""
+        return self._all.get(config, config)
+
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The parameters of the config that is proposed for this trial."""
-        self._learn(study)
-        self._proposed = self._choose(trial.number)
-        self._take(self._proposed)
-        return as_distributions(self._proposed.variant, self.variants)
+        proposed = self.propose(study.get_trials(deepcopy=False), trial.number)
+        assert proposed is not None  # there are never more trials than candidates
+        self._proposed = proposed
+        return as_distributions(proposed.variant, self.variants)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         """Their values."""
@@ -125,28 +142,49 @@ class ModelSampler(BaseSampler):
         """Not asked for: every parameter is sampled with the others."""
         raise AssertionError(param_name)
 
-    def _choose(self, number: int) -> Config:
+    def as_trial(self, config: Config, time_us: float | None) -> FrozenTrial:
+        """A trial of the config that was finished somewhere else."""
+        state = TrialState.PRUNED if time_us is None else TrialState.COMPLETE
+        return optuna.trial.create_trial(state=state, value=time_us, params=as_params(config),
+                                         distributions=as_distributions(config.variant, self.variants))
+
+    def propose(self, trials: Sequence[FrozenTrial], number: int) -> Config | None:
+        """A config of which there is no trial, in view of all trials there are; None where there is one of each.
+
+        Args:
+            trials: in the order of their numbers.
+            number: of the trial that is to have the config.
+        """
+        self._learn(trials)
+        proposed = self._choose(number)
+        if proposed is not None:
+            self._take(proposed)
+        return proposed
+
+    def _choose(self, number: int) -> Config | None:
         while self._starts:
             start = self._starts.pop(0)
             if start not in self._tried:
                 return start
         rng = random.Random(f"{self._seed} {number}")
         if number < EARLY and number % ONE_IN == 0:
-            return rng.choice([config for config in self._candidates if config not in self._tried])
+            left = [config for config in self._candidates if config not in self._tried]
+            return rng.choice(left) if left else None
         chosen = self._model.choose()
         # The model knows a part of a large space; where all of that was tried, anything else will do.
-        return next(config for config in self._candidates if config not in self._tried) if chosen is None else chosen
+        return next((config for config in self._candidates if config not in self._tried), None) if chosen is None else chosen
 
     def _take(self, config: Config) -> None:
         self._tried[config] = None
         if config in self._model:
             self._model.take(config)
 
-    def _learn(self, study: Study) -> None:
+    def _learn(self, trials: Sequence[FrozenTrial]) -> None:
         """Takes in what became of trials, and which others there are."""
-        for trial in study.get_trials(deepcopy=False):
-            if trial.number in self._finished or (config := _of_params(trial.params)) not in self._all:
+        for trial in trials:
+            if trial.number in self._finished or (found := config_of(trial.params)) not in self._all:
                 continue
+            config = self._all[found]
             if config not in self._tried:
                 self._take(config)
             if trial.state.is_finished():
@@ -156,6 +194,7 @@ class ModelSampler(BaseSampler):
                 if config in self._model:
                     self._model.tell(config, trial.value)
         if self._neighbours and len(self._told) >= self._recentred + RECENTRED:
+            del self._model  # two of them would take twice the memory
             self._model = self._fresh_model()
 
     def _fresh_model(self) -> Surrogate:
@@ -169,9 +208,24 @@ class ModelSampler(BaseSampler):
             fastest = sorted(self._predicted, key=self._predicted.__getitem__)[:MOST // 4]
             others = random.Random(f"{self._seed} {self._recentred}").sample(self._candidates, MOST // 4)
             chosen = list(dict.fromkeys((*self._tried, *near, *fastest, *others)))
-        model = Surrogate(chosen, self._predicted)
+        model = Surrogate(chosen, self._predicted, self._budget)
         model.recall(self._tried, self._told)
         return model
+
+
+class SharingStorage(InMemoryStorage):
+    """Optuna's storage in this process, in which all trials of a variant hold the same distributions, which never change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spaces: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """As InMemoryStorage."""
+        done = super().set_trial_state_values(trial_id, state, values)
+        trial = self._get_trial(trial_id)
+        trial.distributions = self._spaces.setdefault(tuple(trial.distributions), trial.distributions)
+        return done
 
 
 def by_variant(configs: Sequence[Config]) -> dict[str, Neighbourhood]:
@@ -182,22 +236,29 @@ def by_variant(configs: Sequence[Config]) -> dict[str, Neighbourhood]:
 
 def as_params(config: Config) -> dict[str, Any]:
     """A config as the parameters of a trial: the variant, and under its name its own parameters."""
-    return {_VARIANT: config.variant, **{f"{config.variant}.{name}": value for name, value in config.params}}
+    keys = _keys(config.variant)
+    return {_VARIANT: config.variant, **{keys[name]: value for name, value in config.params}}
 
 
 def as_distributions(variant: str, variants: Sequence[str]) -> dict[str, BaseDistribution]:
     """The choices of the parameters that as_params gives a config of that variant."""
     choices = variant_of(variant).choices
     return {_VARIANT: CategoricalDistribution(variants), **{
-        f"{variant}.{name}": CategoricalDistribution(options) for name, options in choices.items()}}
+        key: CategoricalDistribution(choices[name]) for name, key in _keys(variant).items()}}
 
 
-def _of_params(params: Mapping[str, Any]) -> Config | None:
+def config_of(params: Mapping[str, Any]) -> Config | None:
     """The config of a trial; None while its parameters are being set."""
     variant = params.get(_VARIANT)
     if variant is None:
         return None
-    names = {name: f"{variant}.{name}" for name in variant_of(variant).choices}
-    if not all(name in params for name in names.values()):
+    keys = _keys(variant)
+    if not all(key in params for key in keys.values()):
         return None
-    return Config(variant, tuple((name, params[key]) for name, key in names.items()))
+    return Config(variant, tuple((name, params[key]) for name, key in keys.items()))
+
+
+@functools.cache
+def _keys(variant: str) -> Mapping[str, str]:
+    """What a variant's parameters are called in a trial. Thousands of trials share these texts."""
+    return {name: f"{variant}.{name}" for name in variant_of(variant).choices}

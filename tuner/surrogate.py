@@ -8,7 +8,8 @@ the chance that it is not rejected. A config that was given out counts as if it 
 it lie elsewhere (Ginsbourger, Le Riche and Carraro, "Kriging Is Well-Suited to Parallelize Optimization", 2010).
 
 Cost. Giving one out, or learning one time, takes O(configs * tried); fitting anew takes O(configs * tried^2), and is done
-whenever a good part of what is known is new.
+whenever a good part of what is known is new. Memory is O(configs * tried), and is taken at the beginning for as many as will be
+tried: a long search ends with what it began with.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ LITTLE, DOUBTS = 1e-4, (1.0, 3.0, 10.0)
 REFIT = 1.3
 """The process is fitted anew once there are so many times as many times as at the last fit."""
 
+FITTED = 160
+"""Times of one variant that a fit looks at, at most: it takes O(times^3), and more would hardly move what it finds."""
+
+BLOCK = 16
+"""Rows that forward substitution takes at a time; what it needs besides is a few times as many."""
+
 PASSED, PASSED_WEIGHT, UNLIKE = 0.9, 0.5, 0.4
 """The chance that a config passes, how many tried ones like it this is worth, and how much unlike them one step makes it."""
 
@@ -86,9 +93,10 @@ class Surrogate:
     Args:
         configs: all there is to choose from.
         predicted: microseconds by the cost model; what has none is taken for middling.
+        room: how many of them will be given out; there may be more.
     """
 
-    def __init__(self, configs: Sequence[Config], predicted: Mapping[Config, float]) -> None:
+    def __init__(self, configs: Sequence[Config], predicted: Mapping[Config, float], room: int = 0) -> None:
         self._numbers = {config: number for number, config in enumerate(configs)}
         self.configs = tuple(configs)
         logs = np.log(np.array([predicted.get(config, math.nan) for config in configs]))
@@ -112,6 +120,7 @@ class Surrogate:
         self._passed_like, self._tried_like = np.zeros(len(configs)), np.zeros(len(configs))
         self._free = np.ones(len(configs), bool)
         self._fitted = 0
+        self._factor, self._projections = _taken(room, room), _taken(room, len(configs))
         self._rebuild()
 
     def __contains__(self, config: Config) -> bool:
@@ -153,7 +162,7 @@ class Surrogate:
         if not self._free.any():
             return None
         mean, deviation = self._posterior()
-        best = min(self._scaled().values(), default=0.0) if self._times else float(mean.min())
+        best = 0.0 if self._times else float(mean.min())
         chance = self._chance() * self._free
         for doubt in DOUBTS:
             gain = _expected_improvement(best - mean, doubt * deviation) * chance
@@ -163,10 +172,10 @@ class Surrogate:
 
     # --- the process ---------------------------------------------------------------------------------------------------------
 
-    def _scaled(self) -> dict[int, float]:
-        """Told times as the process sees them: relative to the best, cut off."""
-        best = min(self._times.values())
-        return {number: min(time - best, CUT) for number, time in self._times.items()}
+    def _scaled(self) -> tuple[Ints, Floats]:
+        """The configs whose times were told, and those times as the process sees them: relative to the best, cut off."""
+        times = np.fromiter(self._times.values(), np.float64)
+        return np.fromiter(self._times, np.int64), np.minimum(times - times.min(), CUT)
 
     def _kernel(self, number: int) -> Floats:
         """The covariance of one config with every other."""
@@ -183,53 +192,66 @@ class Surrogate:
         return noise * noise
 
     def _rebuild(self) -> None:
-        self._projections: Floats = np.zeros((0, len(self.configs)))
-        self._room = self._projections  # its rows, and room for more
-        self._factor: Floats = np.zeros((0, 0))
+        """The Cholesky factor of the covariances of what is known, and the covariances of those with all, solved by it."""
         families = np.array([family.signal**2 for family in self._families])
         self._variance: Floats = 2 * OFFSET**2 + 2 * DISTRUST**2 * self._predicted**2 + families[self._variant]
         known = [number for number in self._tried if number not in self._failed]
         self._known = known
         if not known:
             return
-        rows = np.stack([self._kernel(number) for number in known])
-        gram = rows[:, known] + np.diag([self._noise(number) for number in known])
-        self._factor = np.asarray(np.linalg.cholesky(gram), np.float64)
-        self._room = self._projections = np.asarray(np.linalg.solve(self._factor, rows), np.float64)
-        self._variance = self._variance - np.einsum("ij,ij->j", self._projections, self._projections)
+        self._make_room(len(known))
+        projections, factor = self._projections[:len(known)], self._factor[:len(known), :len(known)]
+        for begin in range(0, len(known), BLOCK):
+            block = slice(begin, begin + BLOCK)
+            rows = np.stack([self._kernel(number) for number in known[block]])
+            # What was solved for a config is the row of the factor that belongs to it.
+            factor[block, :begin] = projections[:begin, known[block]].T
+            rows -= factor[block, :begin] @ projections[:begin]
+            noise = np.diag([self._noise(number) for number in known[block]])
+            factor[block, block] = np.linalg.cholesky(rows[:, known[block]] + noise)
+            projections[block] = np.linalg.solve(factor[block, block], rows)
+        self._variance -= np.einsum("ij,ij->j", projections, projections)
 
     def _extend(self, number: int) -> None:
         """One more config whose time is, or will be, known."""
+        count = len(self._known)
+        self._make_room(count + 1)
         row = self._kernel(number)
-        projection = self._projections[:, number]
+        projection = self._projections[:count, number]
         pivot = math.sqrt(max(row[number] + self._noise(number) - projection @ projection, 1e-10))
-        new = (row - projection @ self._projections) / pivot
-        count = len(projection)
-        factor = np.zeros((count + 1, count + 1))
-        factor[:count, :count], factor[count, :count], factor[count, count] = self._factor, projection, pivot
-        if count == len(self._room):
-            self._room = np.vstack([self._room, np.empty((max(16, count // 2), len(self.configs)))])
-        self._room[count] = new
-        self._factor, self._projections = factor, self._room[:count + 1]
-        self._variance = self._variance - new**2
-        self._known = [*self._known, number]
+        new = self._projections[count]
+        new[:] = (row - projection @ self._projections[:count]) / pivot
+        self._factor[count, :count], self._factor[count, count] = projection, pivot
+        self._variance -= new**2
+        self._known.append(number)
+
+    def _make_room(self, count: int) -> None:
+        """For so many that are known, where they are more than was said."""
+        if count > len(self._factor):
+            more = count + max(16, count // 2)
+            factor, projections = _taken(more, more), _taken(more, len(self.configs))
+            before = len(self._factor)
+            factor[:before, :before], projections[:before] = self._factor, self._projections
+            self._factor, self._projections = factor, projections
 
     def _posterior(self) -> tuple[Floats, Floats]:
         """Mean and deviation of every config, the best time told being 0."""
         deviation = np.sqrt(np.maximum(self._variance, 1e-12))
         if not self._times:
             return TRUST * self._predicted, deviation
-        told = self._scaled()
+        told, times = self._scaled()
+        prior = TRUST * self._predicted
+        prior += np.median(times - prior[told])
+        surprise = np.full(len(self.configs), np.nan)
+        surprise[told] = times - prior[told]
         # Where a time is still to come, the expected one stands for it, which leaves every mean as it is: forward substitution
         # goes on with nothing new there.
-        offset = float(np.median([told[number] - TRUST * self._predicted[number] for number in told]))
-        prior = offset + TRUST * self._predicted
-        whitened = np.zeros(len(self._known))
-        for place, number in enumerate(self._known):
-            if number in told:
-                expected = self._factor[place, :place] @ whitened[:place]
-                whitened[place] = (told[number] - prior[number] - expected) / self._factor[place, place]
-        return prior + whitened @ self._projections, deviation
+        surprise = surprise[self._known]
+        whitened = np.zeros(len(surprise))
+        for place in np.flatnonzero(~np.isnan(surprise)):
+            expected = self._factor[place, :place] @ whitened[:place]
+            whitened[place] = (surprise[place] - expected) / self._factor[place, place]
+        return prior + whitened @ self._projections[:len(whitened)], deviation
 
     def _count(self, number: int, passed: bool) -> None:
         """Adds one fate to those that configs like it are judged by."""
@@ -242,10 +264,10 @@ class Surrogate:
     def _chance(self) -> Floats:
         """That each config is not rejected, by the fate of those like it, and of all with the same value of a parameter."""
         chance: Floats = (self._passed_like + PASSED * PASSED_WEIGHT) / (self._tried_like + PASSED_WEIGHT)
+        all_failed, all_passed = np.fromiter(self._failed, np.int64), np.fromiter(self._times, np.int64)
         for number, family in enumerate(self._families):
-            failed = [self._row[one] for one in self._failed if self._variant[one] == number]
-            passed = [self._row[one] for one in self._times if self._variant[one] == number]
-            for numbers in family.numbers.T if failed else ():
+            failed, passed = (self._row[those[self._variant[those] == number]] for those in (all_failed, all_passed))
+            for numbers in family.numbers.T if len(failed) else ():
                 bad, good = (np.bincount(numbers[rows], minlength=numbers.max() + 1) for rows in (failed, passed))
                 rates = (good + PASSED) / (good + bad + 1.0)
                 chance[family.members] = np.minimum(chance[family.members], rates[numbers])
@@ -255,12 +277,14 @@ class Surrogate:
 
     def _fit(self) -> None:
         self._fitted = len(self._times)
-        told = self._scaled() if self._times else {}
+        if not self._times:
+            return
+        told, times = self._scaled()
         for number, family in enumerate(self._families):
-            known = [one for one in told if self._variant[one] == number]
-            if len(known) >= 6:
-                times = np.array([told[one] for one in known])
-                _fit_family(family, family.places[self._row[known]], self._predicted[known], times)
+            own = np.flatnonzero(self._variant[told] == number)
+            if len(own) >= 6:
+                own = own[::math.ceil(len(own) / FITTED)]
+                _fit_family(family, family.places[self._row[told[own]]], self._predicted[told[own]], times[own])
 
 
 def _fit_family(family: _Family, places: Floats, predicted: Floats, times: Floats) -> None:
@@ -268,19 +292,31 @@ def _fit_family(family: _Family, places: Floats, predicted: Floats, times: Float
     deviations = times - TRUST * predicted
     deviations = deviations - np.median(deviations)
     mean = 2 * OFFSET**2 + 2 * DISTRUST**2 * np.outer(predicted, predicted)
-    columns = np.abs(places[:, None, :] - places[None])
-    apart = np.stack([columns[:, :, family.owners == owner].sum(axis=2) for owner in range(len(family.steps))], axis=2)
+    apart = np.empty((len(family.steps), len(times), len(times)), np.uint8)  # whole steps
+    for owner, steps_apart in enumerate(apart):
+        own = places[:, family.owners == owner]
+        steps_apart[:] = np.abs(own[:, None] - own[None]).sum(axis=2)
 
     def likelihood(steps: Floats, signal: float, noise: float) -> float:
-        gram = mean + signal**2 * np.exp(-(apart @ steps)) + noise**2 * np.eye(len(times))
         # With the deviations as one more row, the factor's last one is what forward substitution makes of them.
-        factor = np.linalg.cholesky(np.block([[gram, deviations[:, None]], [deviations[None], np.full((1, 1), 1e9)]]))
-        unlike = np.log(steps / STEPS[1])
-        return float(-0.5 * factor[-1, :-1] @ factor[-1, :-1] - np.log(np.diag(factor)[:-1]).sum() - STIFFNESS * unlike @ unlike)
+        bordered = np.zeros((len(times) + 1, len(times) + 1))
+        gram = bordered[:-1, :-1]
+        for step, steps_apart in zip(steps, apart, strict=True):
+            gram -= step * steps_apart
+        np.exp(gram, out=gram)
+        gram *= signal**2
+        gram += mean
+        gram.flat[::len(times) + 1] += noise**2
+        bordered[-1, :-1] = bordered[:-1, -1] = deviations
+        bordered[-1, -1] = 1e9
+        factor = np.linalg.cholesky(bordered)
+        unusual = np.log(steps / STEPS[1])
+        return float(-0.5 * factor[-1, :-1] @ factor[-1, :-1] - np.log(np.diag(factor)[:-1]).sum()
+                     - STIFFNESS * unusual @ unusual)
 
     best = likelihood(family.steps, family.signal, family.noise)
     for place in range(len(family.steps)):
-        if not apart[:, :, place].any():
+        if not apart[place].any():
             continue
         for step in STEPS:
             steps = family.steps.copy()
@@ -291,6 +327,11 @@ def _fit_family(family: _Family, places: Floats, predicted: Floats, times: Float
         for noise in NOISES:
             if (found := likelihood(family.steps, signal, noise)) > best:
                 best, family.signal, family.noise = found, signal, noise
+
+
+def _taken(rows: int, columns: int) -> Floats:
+    """Zeros in memory that is there: what a search needs it has from the beginning, or it does not begin."""
+    return np.full((rows, columns), 0.0)
 
 
 def _numbers(configs: Sequence[Config]) -> Ints:

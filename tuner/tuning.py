@@ -16,29 +16,32 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from codegen.config import Config
-from codegen.problem import Problem, Shape
+from codegen.problem import Shape
 from codegen.render import render
 from codegen.space import make_config
 from tuner.arguments import as_dtype, as_flag, as_seconds, as_shape, as_text, as_whole, parse_names
 from tuner.candidates import nearest, survey
 from tuner.choose import checked_executor, open_isolated
-from tuner.costmodel import plausible_us, predict, tensor_bytes
-from tuner.errors import DeviceLost, InputError, NoValidKernel, ToolchainError
+from tuner.costmodel import plausible_us, predict
+from tuner.errors import DeviceLost, NoValidKernel, StorageLost, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
-from tuner.gate.checks import SKIPPED, Check
+from tuner.gate.checks import SKIPPED, Check, out_of_time
 from tuner.gate.gate import contenders, open_gate, seconds_of
 from tuner.guess import rank
-from tuner.inputs import as_eps
 from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
-from tuner.pipeline import try_all, try_in_turn
-from tuner.provenance import now, version
+from tuner.pipeline import told, try_in_turn
+from tuner.pipeline import workers as cores
+from tuner.provenance import now, sources_digest, version
 from tuner.records import Record, RunInfo, Status
+from tuner.request import Request
 from tuner.store import Store
-from tuner.strategy import Listed, Strategy
+from tuner.strategy import Search, strategy_for
+from tuner.study.earlier import TakenUp
 from tuner.timing import finals
 from tuner.timing.finals import Entrant
 from tuner.timing.health import open_watch
@@ -46,6 +49,9 @@ from tuner.timing.regimes import as_regime
 from tuner.toolchain import Nvcc, find_nvcc
 from tuner.wisdom.recall import remember, seeds, seeds_first
 from tuner.workers.pool import Workers
+
+if TYPE_CHECKING:
+    from tuner.study.storage import Storage
 
 TRIALS = 500
 """Candidates tried on a GPU unless the caller says otherwise, if time allows."""
@@ -67,54 +73,6 @@ LONG_CALL_US, FAR_OFF = 2000.0, 30.0
 """What is predicted to take longer than both the one and so many times the best is not tried: a few such calls take seconds, and
 the predictions are not so far out. A GPU cannot be told to give up a kernel."""
 
-MAX_BYTES = 1 << 40
-"""Tensors of one call that no machine holds: a shape with more is a slip of the pen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What to tune for; see `tune` for the meaning of each."""
-
-    shape: Shape
-    dtype: str = "float32"
-    eps: float = 1e-5
-    deterministic: bool = False
-    variants: tuple[str, ...] | None = None
-    trials: int | None = None
-    timeout: float | None = None
-    seed: int = 0
-    wants: frozenset[str] | None = None
-    command: str = "tuner.tune"
-    param_dtype: str = ""
-    accuracy: str = ""
-    regime: str = "warm"
-
-    def problem(self) -> Problem:
-        """The problem of the shape.
-
-        Raises:
-            InvalidProblem, UnsupportedDtype: as Problem.
-            InputError, InputTypeError: the other values make no sense.
-        """
-        as_eps(self.eps)
-        as_regime(self.regime)
-        if self.variants is not None and not self.variants:
-            raise InputError("no variant is left to try; name at least one, or leave the choice out")
-        if self.trials is not None and self.trials < 1:
-            raise InputError(f"the number of trials must be at least 1, not {self.trials}")
-        if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise InputError(f"the timeout must be more than 0 seconds and finite, not {self.timeout}; leave it out for no limit")
-        if self.seed < 0:
-            raise InputError(f"the seed must be a whole number from 0, not {self.seed}")
-        if self.shape.rows == 0:
-            raise InputError(f"the shape {self.shape} has no rows, so there is nothing to tune; use batch and seq of 1 or more")
-        problem = Problem.of(self.shape, dtype=self.dtype, wants=self.wants, deterministic=self.deterministic,
-                             param_dtype=self.param_dtype, accuracy=self.accuracy)
-        if (size := tensor_bytes(problem)) > MAX_BYTES:
-            raise InputError(f"the tensors of the shape {self.shape} take {size / MAX_BYTES:.1f} TiB, more than any machine has "
-                             "for one call; use smaller sizes")
-        return problem
-
 
 class TuningRun:
     """A run that can be interrupted: whatever is raised from `execute`, `result` has all that was finished.
@@ -123,6 +81,7 @@ class TuningRun:
         request: what to tune for.
         executor: where candidates run: in this process, or, with Workers, in others.
         store: where compiled kernels are kept, for the compiler reports of runs without a GPU.
+        storage: where the study is that this run shares with others; None: it has the search to itself.
         on_record: called with each record when it is finished.
         on_event: called after each step.
 
@@ -131,12 +90,14 @@ class TuningRun:
     """
 
     def __init__(self, request: Request, executor: Executor | Workers, *, store: Store | None = None,
+                 storage: Storage | None = None,
                  on_record: Callable[[Record], None] = lambda record: None,
                  on_event: Callable[[Event], None] = lambda event: None) -> None:
         began = time.monotonic()
         self._request = request
         self._executor = executor
         self._store = Store() if store is None else store
+        self._storage = storage
         self.on_record = on_record
         self.on_event = on_event
         self.problem = request.problem()
@@ -150,9 +111,17 @@ class TuningRun:
         self._best: Record | None = None
         self._fastest: Config | None = None
         self._lost: str | None = None
+        self._alone: str | None = None
         self._said: tuple[str, ...] = ()
+        self._origin = ""
         self._checks: tuple[Check, ...] = (SKIPPED,)
         self.info = self._information()
+
+    def take_up(self, taken: TakenUp) -> None:
+        """Before `execute`: goes on with what an earlier run has tried. It counts as this run's, but not its time."""
+        self._records = {record.config: record for record in taken.records}
+        self._best = min(filter(_may_win, taken.records), key=lambda record: record.best_us, default=None)
+        self._origin = taken.clause
 
     def execute(self) -> None:
         """Runs to the end, or until time is up or the device is lost.
@@ -180,16 +149,19 @@ class TuningRun:
         if self._fastest is not None:
             winner = self._records[self._fastest]
         limits = self._executor.limits
-        return TuneResult(self.info, self.problem, limits, records, winner, self._lost, self._said, self._checks)
+        said = (self._origin, *self._said) if self._origin else self._said
+        return TuneResult(self.info, self.problem, limits, records, winner, self._lost or self._alone, said, self._checks)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
     def _search(self, predicted: Mapping[Config, float]) -> Judge:
         judge = self._judge()
+        judge.best_us = math.inf if self._best is None else self._best.best_us
         ranked = self._short_enough(predicted)
-        total = min(self._trials, len(ranked))
-        try_in_turn(self._strategy(ranked, predicted), judge, lambda: self._passed(1 - FINAL_SHARE),
-                    lambda record: self._add(record, total))
+        total = min(self._trials, len({*ranked, *self._records}))
+        tried = {config: told(record) for config, record in self._records.items()}
+        search = Search(ranked, predicted, self._trials, self._request.seed, seeds(self.info, self.space), tried)
+        self._try(search, judge, 1 - FINAL_SHARE, lambda record: self._add(record, total))
         self._time_finalists(judge, self._finalists(judge))
         return judge
 
@@ -198,13 +170,6 @@ class TuningRun:
         limit = max(LONG_CALL_US, FAR_OFF * min(predicted.values(), default=0.0))
         others = [config for config in self.space.valid if config not in predicted]
         return [config for config, time_us in predicted.items() if time_us <= limit] + others
-
-    def _strategy(self, ranked: Sequence[Config], predicted: Mapping[Config, float]) -> Strategy:
-        if len(ranked) <= self._trials:
-            return Listed(ranked)
-        from tuner.search import Guided
-
-        return Guided(ranked, predicted, self._trials, self._request.seed, seeds(self.info, self.space))
 
     def _finalists(self, judge: Judge) -> list[Record]:
         """The fastest, all of them valid: those that were only screened are validated now, as far as time allows."""
@@ -246,7 +211,7 @@ class TuningRun:
         self._fastest = found.winner
         tally = judge.drain()
         tally.add(watch.drain())
-        self._said = (*found.said, *tally.said())
+        self._said = (*found.said, *tally.said(), *(self._executor.said if isinstance(self._executor, Workers) else ()))
 
     # --- without -------------------------------------------------------------------------------------------------------------
 
@@ -258,14 +223,23 @@ class TuningRun:
         defaults = (nearest(make_config(name), ranked) for name in self.space.variants)
         chosen = dict.fromkeys((*ranked[:self._trials], *(config for config in defaults if config is not None)))
         shortlist = sorted(chosen, key=predicted.__getitem__)
-        for record in try_all(shortlist, judge, lambda: self._passed(1)):
-            prediction = predict(self.problem, record.config, limits, record.resources)
-            self._add(replace(record, time_us=prediction.time_us, resources=prediction.resources), len(shortlist))
+        left = [config for config in shortlist if config not in self._records]
+        total = len(left) + len(self._records)
+        self._records = {config: self._predicted(record) for config, record in self._records.items()}
+        search = Search(left, predicted, len(left), self._request.seed, left)
+        self._try(search, judge, 1, lambda record: self._add(self._predicted(record), total))
+        # In this order, in which the first of equals wins, whoever was finished first.
+        self._records = {config: self._records[config] for config in (*predicted, *self._records) if config in self._records}
         for config in ranked:
             if config not in self._records:
                 reason = "time was up" if config in chosen else "not among the best predicted"
-                self._add(Record(config, Status.NOT_RUN, reason, predicted[config]), len(shortlist))
+                self._add(Record(config, Status.NOT_RUN, reason, predicted[config]), total)
         return judge
+
+    def _predicted(self, record: Record) -> Record:
+        """With the time that the cost model says, now that the device compiler has said what the kernels use."""
+        prediction = predict(self.problem, record.config, self._executor.limits, record.resources)
+        return replace(record, time_us=prediction.time_us, resources=prediction.resources)
 
     def _report(self, nvcc: Nvcc, config: Config) -> dict[str, Resources]:
         source = render(self.problem, config)
@@ -274,12 +248,15 @@ class TuningRun:
     # --- both ----------------------------------------------------------------------------------------------------------------
 
     def _pass_gate(self, judge: Judge) -> None:
-        """The first of the fastest that passes wins."""
+        """The first of the fastest that passes wins. Once time is up, the next one does, and that it was not examined is said."""
         store = self._executor.store if isinstance(self._executor, Workers) else self._store.root
         gate = open_gate(judge, self._executor, self.problem, store, self._request.deterministic, self._closes)
         fastest = contenders(self._records.values(), self._fastest)
         for done, record in enumerate(fastest):
             self._fastest = record.config
+            if done and time.monotonic() >= self._closes:
+                self._checks = (out_of_time(done),)
+                return
             self._tell("examining the fastest", done, len(fastest))
             try:
                 passage = gate.examine(record)
@@ -294,6 +271,28 @@ class TuningRun:
             self._said += (passage.rejection,)
             self._fastest = None
 
+    def _try(self, search: Search, judge: Judge, share: float, on_record: Callable[[Record], Record]) -> None:
+        """Tries candidates until such a part of the time is over; with all who share the study, if there is one."""
+        def out_of_time() -> bool:
+            return self._passed(share)
+
+        lanes = self._lanes()
+        if self._storage is None:
+            try_in_turn(strategy_for(search), judge, out_of_time, on_record, lanes=lanes)
+            return
+        from tuner.study.together import try_together
+
+        try:
+            try_together(self._storage, self.info, self.space, search, judge, out_of_time, on_record, lanes)
+        except StorageLost as error:
+            self._alone = f"{error}; this run went on alone with what it had"
+
+    def _lanes(self) -> int:
+        """How many candidates are judged at a time."""
+        if isinstance(self._executor, Workers):
+            return len(self._executor.lanes)
+        return 1 if self._executor.measures else cores()
+
     def _judge(self, report: Report | None = None) -> Judge:
         eps, seed, regime = self._request.eps, self._request.seed, as_regime(self._request.regime)
         if isinstance(self._executor, Workers):
@@ -304,7 +303,7 @@ class TuningRun:
         """Whether such a part of the time is over."""
         return time.monotonic() >= self._begins + share * (self._ends - self._begins)
 
-    def _add(self, record: Record, total: int) -> None:
+    def _add(self, record: Record, total: int) -> Record:
         self._records[record.config] = record
         self.on_record(record)
         if record.status is Status.OK and (self._best is None or record.best_us < self._best.best_us):
@@ -312,6 +311,7 @@ class TuningRun:
         if record.status not in (Status.NOT_RUN, Status.REFUSED):
             tried = sum(1 for other in self._records.values() if other.status is not Status.REFUSED)
             self._tell("trying candidates", tried, total)
+        return record
 
     def _tell(self, stage: str, done: int, total: int) -> None:
         self.on_event(Event(stage, done, total, self._best, rejections(self._records.values())))
@@ -324,7 +324,11 @@ class TuningRun:
             eps=float(request.eps), executor=executor.name, device=executor.device, target=executor.limits.arch,
             seed=request.seed, trials=self._trials, timeout_s=self._timeout, date=now(), command=request.command,
             version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused,
-            measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime))
+            measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime), sources=sources_digest())
+
+
+def _may_win(record: Record) -> bool:
+    return record.status is Status.OK
 
 
 def _compiler(arch: str) -> Nvcc | None:

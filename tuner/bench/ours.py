@@ -16,8 +16,9 @@ from tuner.executors import Executor, TimedProgram, Timing
 from tuner.inputs import Inputs
 from tuner.outcome import Event, why_no_winner
 from tuner.records import Record, Status
+from tuner.request import Request
 from tuner.timing.regimes import Regime
-from tuner.tuning import Request, TuningRun
+from tuner.tuning import TuningRun
 from tuner.wisdom.book import Book
 from tuner.wisdom.recall import exact, remember
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tuner.errors import DeviceLost, LaunchError, ToolchainError
+from tuner.errors import DeviceLost, LaunchError, NoSuchDevice, ToolchainError
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy stream, on which other libraries may work
 
@@ -107,7 +107,7 @@ class Gpu:
         self.bindings: Any = _import_bindings()
         count = self.driver.Device.count()
         if not 0 <= index < count:
-            raise ToolchainError(f"there is no GPU {index}; this machine has {count}, counted from 0")
+            raise NoSuchDevice(f"there is no GPU {index}; this machine has {count}, counted from 0")
         self._device = self.driver.Device(index)
         self.name: str = self._device.name()
         self.compute_capability: tuple[int, int] = self._device.compute_capability()

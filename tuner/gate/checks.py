@@ -44,3 +44,13 @@ def sentences(checks: Iterable[Check]) -> list[str]:
 
 SKIPPED = Check("safety gate", Outcome.NOT_RUN, "the run ended before")
 """What there is to say of a winner that was never examined."""
+
+
+def out_of_time(rejected: int) -> Check:
+    """What there is to say of a winner for whose examination no time was left, after so many that would have won but failed."""
+    return Check("safety gate", Outcome.NOT_RUN, f"time was up when it had rejected {rejected} faster ones")
+
+
+COMPANIONS = Check("safety gate of the configs that best.cu holds for other row counts", Outcome.NOT_RUN,
+                   "each was only validated when it was chosen, at a row count of its range or as near as the cost allowed")
+"""What there is to say of those that the artifact holds beside the winner."""

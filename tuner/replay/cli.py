@@ -9,7 +9,7 @@ from typing import cast
 
 from codegen.config import Config
 from codegen.errors import CodegenError
-from tuner.arguments import FAILED, OK, USAGE, Parser
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
 from tuner.errors import InputError, NoValidKernel, TunerError
 from tuner.evaluate import Judge
 from tuner.outcome import REJECTED
@@ -46,7 +46,8 @@ def winner(records: Sequence[Record]) -> Record:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line and returns the exit status. 0: a kernel was found. 1: none was. 2: the arguments make no sense."""
+    """Runs the command line and returns the exit status. 0: a kernel was found. 1: none was. 2: the arguments make no sense.
+    130: interrupted."""
     parser = Parser(prog="tuner", allow_abbrev=False, description="A tuning run on a recorded space: no GPU, nothing compiled.")
     parser.add_argument("--replay", required=True, type=Path, metavar="FILE", help="what `python -m tuner record` wrote")
     parser.add_argument("--trials", type=int, default=TRIALS, metavar="N", help=f"most candidates to try (default {TRIALS})")
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.trials < 1 or options.runs < 1 or options.seed < 0:
             raise InputError("there must be one trial and one run at least, and no negative seed")
         _show(Field(load(options.replay)), options.trials, range(options.seed, options.seed + options.runs))
+    except KeyboardInterrupt:
+        print("tuner: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except (CodegenError, TunerError) as error:
         print(f"tuner: {error}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError) else FAILED

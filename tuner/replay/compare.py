@@ -9,6 +9,7 @@ within each space.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CodegenError
-from tuner.arguments import FAILED, OK, USAGE, Parser
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
 from tuner.errors import InputError, TunerError
 from tuner.pipeline import IN_FLIGHT
 from tuner.provenance import now, version
@@ -83,7 +84,8 @@ def _play(path: Path, name: str, seed: int) -> tuple[list[float], float]:
 
 def compare(paths: Sequence[Path], names: Sequence[str], seeds: int, workers: int) -> dict[str, dict[Path, Reached]]:
     """What each search reached on each space."""
-    with ProcessPoolExecutor(workers) as pool:
+    # Ctrl-C at a terminal is for all processes: these end by it without a word.
+    with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
         runs = {name: {path: [pool.submit(_play, path, name, seed) for seed in range(seeds)] for path in paths} for name in names}
         found: dict[str, dict[Path, Reached]] = {}
         for name, of_paths in runs.items():
@@ -146,7 +148,7 @@ def as_json(found: Mapping[str, Mapping[Path, Reached]], seeds: int, ahead: int)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status.
 
-    0: the comparison is written. 1: it cannot be. 2: the arguments make no sense.
+    0: the comparison is written. 1: it cannot be. 2: the arguments make no sense. 130: interrupted.
     """
     known = rivals()
     parser = Parser(prog="compare", allow_abbrev=False, description=(
@@ -168,6 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = compare(options.files, names, options.seeds, options.workers)
         write_text(options.out / "search.md", report(found, options.seeds, IN_FLIGHT))
         write_text(options.out / "search.json", as_json(found, options.seeds, IN_FLIGHT))
+    except KeyboardInterrupt:
+        print("compare: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except (CodegenError, TunerError, OSError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError) else FAILED

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CodegenError
-from tuner.arguments import FAILED, OK, USAGE, Parser
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
 from tuner.costmodel import TERMS, WEIGHTS, Weights, predict
 from tuner.errors import InputError, TunerError
 from tuner.provenance import now, version
@@ -159,7 +159,7 @@ def report(samples: Sequence[Sample], kernels: Sequence[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status.
 
-    0: the report is written. 1: it cannot be. 2: the arguments make no sense.
+    0: the report is written. 1: it cannot be. 2: the arguments make no sense. 130: interrupted.
     """
     parser = Parser(prog="fit", allow_abbrev=False, description="Fits the cost model to recorded spaces; writes costmodel.md.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a space that `python -m tuner record` wrote")
@@ -172,6 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"{empty[0]} has fewer than two times; record more of it")
         text = report([sample(one, kernels) for one in recorded], list(kernels))
         write_text(options.out / "costmodel.md", text)
+    except KeyboardInterrupt:
+        print("fit: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except (CodegenError, TunerError, OSError) as error:
         print(f"fit: {error}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError) else FAILED

@@ -27,8 +27,8 @@ from tuner.executors import Executor
 from tuner.provenance import now, version
 from tuner.replay.recorded import Origin, Recorded, Slice, load
 from tuner.replay.recorder import Progress, Recorder
+from tuner.request import Request
 from tuner.toolchain import find_nvcc
-from tuner.tuning import Request
 
 SAY_EVERY_S = 5.0
 

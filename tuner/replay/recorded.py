@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from codegen.config import Config
-from codegen.errors import CodegenError
+from codegen.errors import CodegenError, InvalidConfig
 from codegen.limits import Limits
 from codegen.problem import Problem, Shape
-from codegen.space import parse_config
+from codegen.space import parse_config, why_refused
 from tuner.errors import InputError
 from tuner.executors import Resources
 from tuner.records import Status, write_bytes
 
 SCHEMA = 1
 """Version of the file. It rises whenever a field changes its meaning or goes."""
+
+MOST_BYTES = 1 << 28
+"""Of a file, unpacked: two million configs. What is more is no recorded space, and is not unpacked into memory."""
 
 _T = TypeVar("_T")
 
@@ -150,6 +154,10 @@ class Recorded:
         write_bytes(path, lzma.compress(json.dumps(content, separators=(",", ":")).encode()))
 
 
+_BROKEN = (lzma.LZMAError, EOFError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+"""What reading a file raises that is no recorded space."""
+
+
 def load(path: Path) -> Recorded:
     """Reads a recorded space.
 
@@ -157,32 +165,89 @@ def load(path: Path) -> Recorded:
         InputError: the file cannot be read, is no recorded space, or its configs do not exist any more.
     """
     try:
-        content = json.loads(lzma.decompress(path.read_bytes()))
+        content = json.loads(_unpacked(path), parse_constant=_no_number)
         if content["schema"] != SCHEMA:
-            raise InputError(f"{path} has schema version {content['schema']}, this program reads {SCHEMA}; record it again")
+            raise InputError(f"{path} has schema version {content['schema']!r}, this program reads {SCHEMA}; record it again")
         return _read(content)
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}); name a file that `python -m tuner record` wrote") from error
     except CodegenError as error:
         raise InputError(f"{path} was recorded for other variants ({error}); record the space again") from error
-    except (lzma.LZMAError, EOFError, KeyError, TypeError, ValueError) as error:
+    except _BROKEN as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is damaged or is no recorded space; record it again") from error
 
 
+def _unpacked(path: Path) -> bytes:
+    """Raises LZMAError, EOFError: it is not whole; ValueError: it is too much."""
+    unpack = lzma.LZMADecompressor()
+    data = unpack.decompress(path.read_bytes(), MOST_BYTES)
+    if not unpack.eof:
+        raise EOFError if unpack.needs_input else ValueError
+    return data
+
+
+def _no_number(name: str) -> None:
+    """Python's JSON reads NaN and Infinity, which no file of ours has."""
+    raise ValueError(name)
+
+
 def _read(content: Mapping[str, Any]) -> Recorded:
-    origin = content["origin"]
-    tables = [{name: Resources(registers, shared, spill, stack) for name, registers, shared, spill, stack in entry}
-              for entry in content["resources"]]
-    columns, reasons = content["columns"], content["reasons"]
+    values = content["origin"]
+    variants, limits = tuple(map(_text, values["variants"])), _typed(Limits(**values["limits"]))
+    origin = _typed(Origin(**{**values, "variants": variants, "limits": limits}))
+    problem = origin.problem()
+    tables = [{_text(name): _typed(Resources(*numbers)) for name, *numbers in entry} for entry in content["resources"]]
+    reasons = [None if reason is None else _text(reason) for reason in content["reasons"]]
+    columns = content["columns"]
     rows = zip(*(columns[name] for name in ("config", "status", "reason", "time_us", "again_us", "resources")), strict=True)
-    results = {
-        parse_config(config): Result(Status(status), reasons[reason], time_us, again_us, tables[resources])
-        for config, status, reason, time_us, again_us, resources in rows}
-    return Recorded(
-        Origin(**{**origin, "variants": tuple(origin["variants"]), "limits": Limits(**origin["limits"])}),
-        content["valid"], [Slice(**one) for one in content["slices"]], results)
+    results: dict[Config, Result] = {}
+    for text, status, reason, time_us, again_us, resources in rows:
+        config = parse_config(_text(text))
+        if (refusal := why_refused(problem, config, limits)) is not None:
+            raise InvalidConfig(f"{config}: {refusal}")
+        results[config] = Result(Status(status), reasons[_place(reason)], _time(time_us), _time(again_us),
+                                 tables[_place(resources)])
+        if results[config].status is Status.OK and time_us is None:
+            raise ValueError(text)
+    valid = _place(content["valid"])
+    if valid < len(results) or len(results) < len(columns["config"]):
+        raise ValueError(valid)
+    return Recorded(origin, valid, [_typed(Slice(**one)) for one in content["slices"]], results)
+
+
+def _typed(instance: _T) -> _T:
+    """The instance of a dataclass, all numbers and texts of which are what its fields say. Raises TypeError: they are not."""
+    kinds: Mapping[Any, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
+    for one in fields(cast(Any, instance)):
+        value = getattr(instance, one.name)
+        if one.type in kinds and type(value) not in kinds[one.type]:
+            raise TypeError(one.name)
+        if one.type in ("int", "float") and not (value >= 0 and math.isfinite(value)):
+            raise ValueError(one.name)
+    return instance
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _place(value: object) -> int:
+    """A whole number from 0: Python would take others for places from the end."""
+    if type(value) is not int or value < 0:
+        raise TypeError(value)
+    return value
+
+
+def _time(value: object) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not (cast(float, value) > 0 and math.isfinite(cast(float, value))):
+        raise ValueError(value)
+    return float(cast(float, value))
 
 
 def _numbered(values: Iterable[_T]) -> tuple[Sequence[_T], list[int]]:

@@ -131,7 +131,7 @@ class Recorder:
         waiting = deque(configs)
         flying: deque[tuple[Config, Future[Compiled]]] = deque()
         count = len(os.sched_getaffinity(0))
-        with thread_pool(count, wait=False) as pool:
+        with thread_pool(count, wait_for_begun=False) as pool:
             while (waiting or flying) and not self._out_of_time():
                 while waiting and len(flying) < AHEAD * count:
                     config = waiting.popleft()

@@ -77,7 +77,8 @@ class Book:
         return [] if self.root is None else self._all(self._shipped)
 
     def add(self, key: Key, points: Iterable[Point]) -> None:
-        """Adds points to the user's own; see `merged`. Nothing happens where wisdom is off.
+        """Adds points to the user's own; see `merged`. Nothing happens where wisdom is off. A file that another version of this
+        program has written stays as it is, and that is said.
 
         Raises:
             OSError: the folder cannot be written.
@@ -85,7 +86,12 @@ class Book:
         with self._changing():
             if self.root is not None:
                 path = self.root / key.path
-                before = self._read(path)
+                try:
+                    before = self._content(path, locked=True)
+                except OtherSchema as error:
+                    self._say(f"the wisdom in {path} is of another version of this program ({error}); it was left as it is, and "
+                              "nothing was added")
+                    return
                 write(path, Entry(key, merged(key, () if before is None else before.points, points)))
 
     def forget(self, drop: Callable[[Key, Point], bool]) -> int:
@@ -96,7 +102,7 @@ class Book:
         """
         count = 0
         with self._changing():
-            for entry in self.own():
+            for entry in [] if self.root is None else self._all(self.root, locked=True):
                 left = tuple(point for point in entry.points if not drop(entry.key, point))
                 count += len(entry.points) - len(left)
                 if self.root is not None and len(left) < len(entry.points):
@@ -110,36 +116,57 @@ class Book:
     def _folders(self) -> list[Path]:
         return [] if self.root is None else [self.root, self._shipped]
 
-    def _all(self, folder: Path) -> list[Entry]:
-        entries = (self._read(path) for path in sorted(folder.glob("*/*.json")))
+    def _all(self, folder: Path, locked: bool = False) -> list[Entry]:
+        entries = (self._read(path, locked) for path in sorted(folder.glob("*/*.json")))
         return sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.key)
 
-    def _read(self, path: Path) -> Entry | None:
-        """The entry of a file; None where there is none, or it is another version's."""
+    def _read(self, path: Path, locked: bool = False) -> Entry | None:
+        """The entry of a file; None where there is none, it cannot be read, or it is another version's.
+
+        Args:
+            locked: whether this process holds the lock already.
+        """
+        try:
+            return self._content(path, locked)
+        except OtherSchema:
+            return None
+
+    def _content(self, path: Path, locked: bool) -> Entry | None:
+        """As _read. Raises OtherSchema: it is another version's."""
         try:
             return _load(path)
-        except (FileNotFoundError, NotADirectoryError, OtherSchema):
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OtherSchema:
+            raise
         except OSError as error:
             self._say(f"the wisdom in {path} cannot be read ({error.strerror}) and is passed over")
         except _BROKEN:
-            self._put_aside(path)
+            return self._put_aside(path, locked)
         return None
 
-    def _put_aside(self, path: Path) -> None:
-        """Renames a damaged file, so that it is in nobody's way and can still be looked at."""
+    def _put_aside(self, path: Path, locked: bool) -> Entry | None:
+        """Renames a damaged file, so that it is in nobody's way and can still be looked at.
+
+        Under the lock, where nobody else puts another in its place meanwhile; the one that somebody has put there is returned.
+        """
         if self._shipped in path.parents:
             self._say(f"the wisdom in {path} is damaged and is passed over; install the package again")
-            return
+            return None
         aside = next(name for number in range(1 << 30) if not (name := path.with_suffix(f".damaged-{number}")).exists())
         try:
-            path.rename(aside)
-        except FileNotFoundError:
-            return  # another process did
+            with contextlib.nullcontext() if locked else self._changing():
+                try:
+                    return _load(path)
+                except (FileNotFoundError, OtherSchema):
+                    return None
+                except _BROKEN:
+                    path.rename(aside)
         except OSError as error:
             self._say(f"the wisdom in {path} is damaged and is passed over; it cannot be put aside ({error.strerror})")
-            return
+            return None
         self._say(f"the wisdom in {path} was damaged; it was put aside as {aside.name}, and is gathered anew")
+        return None
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:

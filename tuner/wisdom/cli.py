@@ -37,7 +37,11 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("wisdom: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (CodegenError, TunerError, OSError) as error:
+    except OSError as error:
+        print(f"wisdom: {error.filename or 'a file'} cannot be written ({error.strerror or error}); choose another folder with "
+              "--out or LNL_WISDOM", file=sys.stderr)
+        return FAILED
+    except (CodegenError, TunerError) as error:
         print(f"wisdom: {error}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
     return OK

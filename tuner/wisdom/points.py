@@ -111,6 +111,7 @@ class Point:
         date: when the run began, ISO 8601, UTC.
         version: of the program that ran.
         source: the digest of the kernel's source (source.py); empty where it is not known, as in older results.
+        more: JSON of what a file has besides, from a later version of this program; it is kept as it is.
 
     Raises:
         InputError: the values are of other types or out of range.
@@ -123,6 +124,7 @@ class Point:
     date: str = ""
     version: str = ""
     source: str = ""
+    more: str = "{}"
 
     def __post_init__(self) -> None:
         if type(self.rows) is not int or not 1 <= self.rows < MOST_ROWS:
@@ -145,7 +147,8 @@ class Point:
 
     def as_json(self) -> dict[str, Any]:
         """The point as JSON values; `from_json` reads it back."""
-        return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
+        own = {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
+        return {**json.loads(own.pop("more")), **own}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Point:
@@ -154,8 +157,11 @@ class Point:
         Raises:
             InputError, TypeError, ValueError: the values have another form.
         """
-        interval = values.get("interval")
-        return cls(**{**values, "interval": None if interval is None else tuple(interval)})
+        names = {field.name for field in fields(cls)} - {"more"}
+        own = {name: value for name, value in values.items() if name in names}
+        more = {name: value for name, value in values.items() if name not in names}
+        interval = own.get("interval")
+        return cls(**{**own, "interval": None if interval is None else tuple(interval)}, more=json.dumps(more, sort_keys=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,8 @@ class Entry:
             raise InputError("it is no wisdom")
         if values["schema"] != SCHEMA:
             raise OtherSchema(f"it has schema version {values['schema']}, and this program reads {SCHEMA}")
+        if strange := {*values} - {"schema", "key", "points"} | {*values["key"]} - {field.name for field in fields(Key)}:
+            raise OtherSchema(f"it says {', '.join(sorted(strange))}, which this program does not know")
         return cls(Key(**values["key"]), tuple(map(Point.from_json, values["points"])))
 
 

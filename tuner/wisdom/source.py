@@ -11,7 +11,7 @@ from codegen.config import Config
 from codegen.errors import InvalidConfig
 from codegen.limits import Limits, target
 from codegen.problem import Problem
-from codegen.render import render
+from codegen.render import Source, render
 from codegen.space import why_refused
 from tuner.wisdom.points import Key, Point
 
@@ -28,7 +28,11 @@ def source_digest(problem: Problem, config: Config) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(problem: Problem, config: Config) -> str:
-    source = render(problem, config)
+    return digest(render(problem, config))
+
+
+def digest(source: Source) -> str:
+    """As source_digest, of a source that has been rendered, for whatever row count."""
     words = " ".join(_COMMENT.sub(" ", source.text).split())
     return hashlib.sha256(f"{words}\n{source.plan!r}".encode()).hexdigest()[:16]
 

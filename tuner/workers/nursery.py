@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -40,6 +40,10 @@ class Gone(Died):
 
 class Hung(Exception):
     """A worker did not answer in time, and was killed."""
+
+
+class Stuck(DeviceLost):
+    """A worker cannot be ended, and its device can be used by nobody."""
 
 
 class Nursery:
@@ -97,6 +101,10 @@ class Nursery:
             send(self._connection, {"do": "end", "pid": pid})
             return receive(self._connection)
 
+    def kill(self) -> None:
+        """From any thread: ends the process, and with it all workers, whatever is being waited for."""
+        self._process.kill()
+
     def close(self) -> None:
         """Ends the process, and with it all workers."""
         self._connection.close()
@@ -124,7 +132,7 @@ class Nursery:
 
 
 class Worker:
-    """A worker process and the socket to it. Used by one thread at a time, but for `kill`."""
+    """A worker process and the socket to it. Used by one thread at a time."""
 
     def __init__(self, nursery: Nursery, pid: int, connection: Connection) -> None:
         self.pid = pid
@@ -159,12 +167,6 @@ class Worker:
         self.end()
         raise Hung(f"did not end within {limit_s:.0f} s")
 
-    def kill(self) -> None:
-        """From any thread: whoever waits for a reply will get Died."""
-        # The nursery alone collects what has ended, so that this number can belong to no other process until `end` was called.
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
     def end(self) -> Message:
         """Makes sure that the process is gone; how it ended."""
         self._connection.close()
@@ -173,7 +175,7 @@ class Worker:
         except Gone:
             return {"signal": int(signal.SIGKILL)}  # by the kernel: no worker outlives its nursery
         if not how:
-            raise DeviceLost(f"process {self.pid}, in which a kernel hangs, cannot be ended; the GPU may need a reset")
+            raise Stuck(f"process {self.pid}, in which a kernel hangs, cannot be ended; the GPU may need a reset")
         return how
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import Source, render
-from tuner.errors import CompileError, DeviceLost, LaunchError, ToolchainError
+from tuner.errors import CompileError, DeviceLost, LaunchError, NoSuchDevice, ToolchainError
 from tuner.evaluate import Compiled, Report, reported
 from tuner.executors import Timing
 from tuner.gate.recheck import Audit
@@ -21,9 +21,12 @@ from tuner.records import Record, Status
 from tuner.store import Store
 from tuner.timing.regimes import Regime
 from tuner.timing.tally import Tally
+from tuner.wisdom.source import digest
+from tuner.workers.lanes import Lanes
 from tuner.workers.messages import Device, Job, Message, Place
-from tuner.workers.nursery import MODULE, Died, Gone, Hung, Nursery, Worker
+from tuner.workers.nursery import MODULE, Died, Gone, Hung, Nursery, Stuck, Worker
 from tuner.workers.patience import Patience
+from tuner.workers.scout import scout
 
 ENDS = 3
 """Workers in a row that end before they have answered anything; then the device is given up."""
@@ -37,19 +40,25 @@ Build = Callable[[Source], object]
 class Workers:
     """A device whose kernels run in processes of their own; what an executor says of its device, it says too.
 
-    One worker where candidates are timed, else one for each core. They are started when they are needed.
+    One worker for each GPU where candidates are timed, else one for each core. They are started when they are needed.
 
     Args:
         place: the executor to open.
         patience: how long to wait.
         module: what the nursery runs.
+        gpus: numbers of the GPUs, all of one model; none: all there are. They do not matter where nothing is timed.
+
+    Attributes:
+        bus_id: that of the first GPU that is not lost.
 
     Raises:
+        InputError: the GPUs are of several models.
         ToolchainError: the executor cannot be opened.
         DeviceLost: processes that open it end or hang.
     """
 
-    def __init__(self, place: Place, patience: Patience | None = None, module: str = MODULE) -> None:
+    def __init__(self, place: Place, patience: Patience | None = None, module: str = MODULE, *,
+                 gpus: Sequence[int] = (0,)) -> None:
         self.patience = patience or Patience()
         self.store = place.store
         self._module = module
@@ -58,18 +67,22 @@ class Workers:
         self._job: Job | None = None
         self._nursery = Nursery(module)
         try:
-            self.facts = self._scout()
+            found = scout(gpus, self._look)
         except BaseException:
             self._nursery.close()
             raise
-        facts = self.facts
+        self.facts = facts = found[min(found)]
         self.name, self.device, self.slug, self.limits = facts.name, facts.device, facts.slug, facts.limits
         self.measures, self.rates, self.bus_id = facts.measures, facts.rates, facts.bus_id
         self._place = replace(place, executor=facts.name, limits=facts.limits)
-        self.lanes = tuple(Lane(self._start) for _ in range(1 if facts.measures else cores()))
-        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        for lane in self.lanes:
-            self._free.put(lane)
+        self._gpus = found if facts.measures else {}
+        self._free = Lanes(Lane(partial(self._start, gpu), gpu) for gpu in (sorted(found) if facts.measures else cores() * [0]))
+        self.said: tuple[str, ...] = ()
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """Where requests are answered at the same time."""
+        return self._free.living
 
     @property
     def nursery_pid(self) -> int:
@@ -96,11 +109,22 @@ class Workers:
             DeviceLost: no worker can be started, or each ends at once.
             ToolchainError: the worker's compiler or library is missing.
         """
-        lane = self._free.get()
-        try:
-            return lane.ask(request, limit_s, given_up)
-        finally:
-            self._free.put(lane)
+        while True:
+            lane = self._free.take()
+            try:
+                reply = lane.ask(request, limit_s, given_up)
+            except DeviceLost as error:
+                if not self._free.lose(lane):
+                    raise
+                self.said += (f"GPU {lane.gpu} was lost, and the others went on without it: {error}",)
+                if isinstance(error, Stuck):
+                    raise Died("cannot be ended, and its GPU is used no more") from error
+            except BaseException:
+                self._free.give(lane)
+                raise
+            else:
+                self._free.give(lane)
+                return reply
 
     def why_invalid(self, problem: Problem, config: Config, seed: int, multiply_adds: int) -> str | None:
         """As tuner.companions.why_invalid, by a worker.
@@ -124,36 +148,54 @@ class Workers:
         for lane in self.lanes:
             lane.drop()
 
+    def keep_one(self) -> None:
+        """From now on one GPU answers all requests, the first that is not lost. Not while there is a request."""
+        if len(self._gpus) < 2:
+            return
+        self.renew()
+        used = ", ".join(str(gpu) for gpu in self._gpus)
+        kept = self._free.keep_first().gpu
+        self.bus_id = self._gpus[kept].bus_id
+        self.said += (f"candidates were tried on GPUs {used}; the finals and the safety gate ran on GPU {kept} ({self.bus_id})",)
+
+    def stop(self) -> None:
+        """From any thread: ends all processes, those too that are starting or make data. Later requests start new ones."""
+        self._job = None
+        self._nursery.kill()
+
     def close(self) -> None:
         """Ends all processes, at once."""
         self._nursery.close()
 
-    def _scout(self) -> Device:
-        """What the device is. The worker that tells ends then: later ones are forked with the data that candidates need."""
+    def _look(self, gpu: int, first: Device | None) -> Device:
+        """What a device is. The worker that tells ends then: later ones are forked with the data that candidates need."""
+        if first is not None:
+            self._place = replace(self._place, executor=first.name, limits=first.limits)
         try:
-            worker, device = self._start()
+            worker, device = self._start(gpu)
             worker.end()
         except (Died, Hung) as error:
             raise DeviceLost(f"the process that was to open the device {error}") from error
         return device
 
-    def _start(self) -> tuple[Worker, Device]:
+    def _start(self, gpu: int) -> tuple[Worker, Device]:
         with self._starting:
             if not self._nursery.alive:
                 self._nursery = Nursery(self._module)
                 if self._job is not None:
                     self._nursery.prepare(self._job, self.measures)
             nursery = self._nursery
-        worker = nursery.fork(self._place)
+        worker = nursery.fork(replace(self._place, device_index=gpu))
         reply = worker.reply(self.patience.start)
         _check(reply)
         return worker, Device.from_json(reply["device"])
 
 
 class Lane:
-    """A worker and those that take its place. Used by one thread at a time, but for `kill`."""
+    """A worker and those that take its place, on GPU `gpu`. Used by one thread at a time."""
 
-    def __init__(self, start: Callable[[], tuple[Worker, Device]]) -> None:
+    def __init__(self, start: Callable[[], tuple[Worker, Device]], gpu: int) -> None:
+        self.gpu = gpu
         self._start = start
         self.worker: Worker | None = None
         self._ends = 0
@@ -163,7 +205,7 @@ class Lane:
         again = True
         while True:
             try:
-                worker = self._ready()
+                worker = self._ready(given_up)
                 reply = worker.ask(request, limit_s)
             except Gone as error:
                 self._ended(error)
@@ -183,8 +225,10 @@ class Lane:
             _check(reply)
             return reply
 
-    def _ready(self) -> Worker:
+    def _ready(self, given_up: Callable[[], bool]) -> Worker:
         while self.worker is None:
+            if given_up():
+                raise DeviceLost("the run has ended")
             try:
                 self.worker, _ = self._start()
             except ToolchainError as error:
@@ -199,11 +243,6 @@ class Lane:
         if self._ends >= ENDS:
             raise DeviceLost(f"{self._ends} processes in a row that were to run kernels ended at once; the last {error}"
                              ) from error
-
-    def kill(self) -> None:
-        """From any thread: what is being waited for ends."""
-        if (worker := self.worker) is not None:
-            worker.kill()
 
     def drop(self) -> None:
         """Ends the worker."""
@@ -226,6 +265,7 @@ class IsolatedJudge:
         self._report = report
         self._build = builder(workers)
         self._stopped = threading.Event()
+        self._lock = threading.Lock()
         self._tally = Tally()
 
     def compile(self, config: Config) -> Compiled:
@@ -234,8 +274,8 @@ class IsolatedJudge:
         try:
             self._build(source)
         except CompileError as error:
-            return Compiled(config, None, None, Record(config, Status.COMPILE_ERROR, str(error)))
-        return Compiled(config, None, source.plan, None)
+            return Compiled(config, None, None, Record(config, Status.COMPILE_ERROR, str(error)), digest(source))
+        return Compiled(config, None, source.plan, None, digest(source))
 
     def judge(self, compiled: Compiled) -> Record:
         """As Judge.judge."""
@@ -245,7 +285,8 @@ class IsolatedJudge:
         best = self.best_us if math.isfinite(self.best_us) else None
         record = self._record(Record(config, Status.OK), {"do": "judge", "config": str(config), "best_us": best})
         if record.status is Status.OK and record.measured:
-            self.best_us = min(self.best_us, record.best_us)
+            with self._lock:
+                self.best_us = min(self.best_us, record.best_us)
         return reported(record, self._report)
 
     def validate(self, record: Record) -> Record:
@@ -286,14 +327,14 @@ class IsolatedJudge:
         return drained
 
     def renew(self) -> None:
-        """As Judge.renew: in processes that have run nothing yet."""
+        """As Judge.renew: in processes that have run nothing yet, and on one device."""
+        self._workers.keep_one()
         self._workers.renew()
 
     def stop(self) -> None:
-        """As Judge.stop: kills the workers. This judge cannot be used any more."""
+        """As Judge.stop: ends the workers. This judge cannot be used any more."""
         self._stopped.set()
-        for lane in self._workers.lanes:
-            lane.kill()
+        self._workers.stop()
 
     def _record(self, record: Record, request: Message, times: float = 1) -> Record:
         try:
@@ -303,7 +344,8 @@ class IsolatedJudge:
         except Died as error:
             return replace(record, status=Status.CRASH, reason=f"its process {error}")
         if "tally" in reply:
-            self._tally.add(Tally.from_json(reply["tally"]))
+            with self._lock:
+                self._tally.add(Tally.from_json(reply["tally"]))
         if "record" in reply:
             return replace(Record.from_json(reply["record"]), config=record.config)  # one object, however many records name it
         if "memory" in reply:
@@ -338,6 +380,8 @@ def builder(workers: Workers) -> Build:
 
 def _check(reply: Message) -> None:
     """Raises what a reply says that is not about a candidate."""
+    if "absent" in reply:
+        raise NoSuchDevice(reply["absent"])
     if "refused" in reply:
         raise ToolchainError(reply["refused"])
     if "bug" in reply:

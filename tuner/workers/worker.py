@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 from codegen.space import parse_config
 from tuner.companions import why_invalid
-from tuner.errors import DeviceLost, LaunchError, TunerError
+from tuner.errors import DeviceLost, LaunchError, NoSuchDevice, TunerError
 from tuner.evaluate import Evaluator, Material
 from tuner.executors import Executor
 from tuner.records import Record
@@ -25,7 +25,8 @@ Materials = Mapping[Job, Material]
 def serve(connection: Connection, place: Place, open_executor: Open, materials: Materials) -> None:
     """Answers requests until the other side hangs up.
 
-    The first message is {"device": ...}, or {"refused": sentence} where the executor cannot be opened. Each request has "do":
+    The first message is {"device": ...}, or {"refused": sentence} where the executor cannot be opened, {"absent": sentence} where
+    the machine has fewer GPUs than the number of this one. Each request has "do":
 
         judge     job, config, best_us                   -> {"record": ..., "tally": ...}
         validate  job, record                            -> {"record": ...}
@@ -39,7 +40,7 @@ def serve(connection: Connection, place: Place, open_executor: Open, materials: 
     try:
         executor = open_executor(place)
     except TunerError as error:
-        send(connection, {"refused": str(error)})
+        send(connection, {"absent" if isinstance(error, NoSuchDevice) else "refused": str(error)})
         return
     send(connection, {"device": asdict(Device.of(executor))})
     desk = _Desk(executor, materials)
