@@ -10,13 +10,13 @@ CALM = Reading(1980, 300.0, 50)
 
 
 class FakeGauge:
-    """Shows `now`, and `other` per cent of use by others.
+    """Shows `now`, and `other` per cent of use by others; None: they cannot be told apart.
 
     Attributes:
         looks: how often it was looked at.
     """
 
-    def __init__(self, now: Reading = CALM, other: int = 0) -> None:
+    def __init__(self, now: Reading = CALM, other: int | None = 0) -> None:
         self.now = now
         self.other = other
         self.looks = 0
@@ -25,7 +25,7 @@ class FakeGauge:
         self.looks += 1
         return self.now
 
-    def others(self) -> int:
+    def others(self) -> int | None:
         return self.other
 
 

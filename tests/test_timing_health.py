@@ -156,7 +156,8 @@ class FakeNvml:
     NVMLError = FakeNvmlError
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
 
-    def __init__(self, mask: int = 0, silent: frozenset[str] = frozenset(), uses: tuple[tuple[int, int], ...] = ()) -> None:
+    def __init__(self, mask: int = 0, silent: frozenset[str] = frozenset(),
+                 uses: tuple[tuple[int, int | None], ...] = ()) -> None:
         self.mask, self.silent, self.uses = mask, silent, uses
         self.asked: list[bytes] = []
 
@@ -187,7 +188,11 @@ class FakeNvml:
     def nvmlDeviceGetProcessUtilization(self, handle: str, since: int) -> list[Any]:
         now = int(1e6 * time.time())
         stale = SimpleNamespace(pid=99, smUtil=100, timeStamp=since - 1)
-        return self._tell("uses", [stale, *(SimpleNamespace(pid=pid, smUtil=share, timeStamp=now) for pid, share in self.uses)])
+        return self._tell("uses", [stale, *(SimpleNamespace(pid=pid, smUtil=share, timeStamp=now)
+                                            for pid, share in self.uses if share is not None)])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return self._tell("holders", [SimpleNamespace(pid=pid) for pid, _ in self.uses])
 
 
 def gauge_of(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> NvmlGauge:
@@ -216,10 +221,12 @@ NOBODY, NOBODY_ELSE = 2**22 + 1, 2**22 + 2  # above every number that Linux give
 
 @pytest.mark.parametrize(("uses", "others"), [
     ([], 0), ([("we", 90)], 0), ([("we", 20), ("another", 70)], 70), ([("a child", 20), ("another", 70)], 70),
-    ([("a child", 90), ("a child that ended", 60)], 0), ([("elsewhere", 90), ("elsewhere too", 30)], 30),
-    ([("elsewhere", 90)], 0)], ids=str)
-def test_whose_use_is_another_processes(monkeypatch: pytest.MonkeyPatch, uses: list[tuple[str, int]], others: int) -> None:
-    """Those of a worker are ours, and those of a worker before it no disturbance. Where no number is ours, we are the busiest."""
+    ([("a child", 90), ("a child that ended", 60)], 0), ([("elsewhere", 90), ("elsewhere too", 30)], None),
+    ([("another", 70)], None), ([("another", 70), ("a child", None)], 70)], ids=str)
+def test_whose_use_is_another_processes(monkeypatch: pytest.MonkeyPatch, uses: list[tuple[str, int | None]],
+                                        others: int | None) -> None:
+    """Those of a worker are ours, and those of a worker before it no disturbance. Where no number is ours, not even of what has a
+    context and did nothing of late, the numbers are those of a machine outside."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
@@ -227,6 +234,15 @@ def test_whose_use_is_another_processes(monkeypatch: pytest.MonkeyPatch, uses: l
                 "elsewhere": NOBODY, "elsewhere too": NOBODY_ELSE}
         assert gauge_of(monkeypatch, FakeNvml(uses=tuple((pids[who], share) for who, share in uses))).others() == others
         child.communicate(b"\n")
+
+
+def test_that_others_cannot_be_told_apart_is_said_once() -> None:
+    watch = watch_over(FakeGauge(other=None))
+    spells = [watch.take(lambda: TIMING) for _ in range(3)]
+    assert not any(spell.disturbed for spell in spells)
+    tally = watch.drain()
+    assert sum("by other numbers than this one does" in clause for clause in tally.said()) == 1
+    assert Tally.from_json(json.loads(json.dumps(tally.as_json()))) == tally
 
 
 def test_without_nvml_the_times_are_taken_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,16 @@ from tests import planted_worker
 from tests.fake_gpu import rugged
 from tests.planted_worker import IN_FINALS, MEMORY_BYTES, OPENING, PIECE_BYTES, PLANTS, RUNS, SEEN, SLOW, TEXTS, planted
 from tests.trials import read_trials
+from tuner import tuning
 from tuner.candidates import survey
 from tuner.errors import DeviceLost, ToolchainError
+from tuner.executors import Timing
 from tuner.guess import rank
 from tuner.outcome import TuneResult
 from tuner.records import Record, Status
 from tuner.store import Store
 from tuner.timing.finals import ROUNDS
+from tuner.timing.health import Spell, Watch
 from tuner.timing.regimes import REGIMES
 from tuner.tuning import Request, TuningRun
 from tuner.workers import pool
@@ -217,6 +220,22 @@ def test_the_fastest_are_timed_again_in_a_process_that_has_run_nothing(opened: O
     assert len(finals) == 2 and sum(finals.values()) == len(REGIMES) * ROUNDS  # one process more, since the second ends one
     assert result.winner is not None and result.winner.config == best and set(result.winner.times) == set(REGIMES)
     assert tried(result)[second].status is Status.OK and tried(result)[second].final_us is None
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_spell_of_the_finals_has_no_start_of_a_worker_in_it(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second, *_ = sorted(RANKED, key=rugged)
+    workers = opened({second: IN_FINALS})
+    there: list[bool] = []
+
+    class Looking(Watch):
+        def take(self, measure: Callable[[], Timing], attempts: int = 1) -> Spell:
+            there.append(workers.lanes[0].worker is not None)
+            return super().take(measure, attempts)
+
+    monkeypatch.setattr(tuning, "open_watch", lambda bus_id: Looking())
+    tuned(workers, trials=1000)
+    assert len(there) > 2 * ROUNDS and all(there)
 
 
 # --- what ends a run ---------------------------------------------------------------------------------------------------------

@@ -109,6 +109,13 @@ class Judge(Protocol):
             DeviceLost: as judge.
         """
 
+    def get_ready(self) -> None:
+        """Before a candidate is timed: what has to be started is started, so that it is no part of what is watched.
+
+        Raises:
+            DeviceLost: as judge.
+        """
+
     def recheck(self, record: Record) -> Record:
         """A record of a valid candidate, validated on other data and at other row counts: with those, or why it is not valid.
 
@@ -262,6 +269,9 @@ class Evaluator:
                 raise LaunchError(f"{config} does not compile any more: {compiled.failure and compiled.failure.reason}")
             self._kept[config] = compiled.program
         return self._time(self._kept[config], regime, samples, seconds)
+
+    def get_ready(self) -> None:
+        """As Judge.get_ready. Nothing has to be started in this process."""
 
     def drain(self) -> Tally:
         """As Judge.drain."""

@@ -97,12 +97,15 @@ class Inputs:
         rows, hidden = self.x.shape[0], self.hidden
         if (self.mean is None) != (self.rstd is None):
             raise InputError("mean and rstd belong together; give both or neither")
-        for name, shape in (("x", (rows, hidden)), ("dy", (rows, self.out)), ("gamma", (hidden,)), ("beta", (hidden,)),
+        if self.x.shape[1] != hidden:
+            raise InputError(f"the last dimension of x is {self.x.shape[1]}, and that of w, which is [out, hidden], is {hidden}; "
+                             "both must be the hidden size")
+        for name, shape in (("dy", (rows, self.out)), ("gamma", (hidden,)), ("beta", (hidden,)),
                             ("mean", (rows,)), ("rstd", (rows,))):
             array = getattr(self, name)
             if array is not None and array.shape != shape:
-                raise InputError(
-                    f"{name} has the shape {array.shape}, but x {self.x.shape} and w {self.w.shape} ask for {shape}")
+                raise InputError(f"{name} has the shape {array.shape}; with {rows} rows in x and w of the shape {self.w.shape} "
+                                 f"it must be {shape}")
 
     def _check_dtypes(self) -> None:
         """Raises InputTypeError unless the data types go together."""

@@ -202,8 +202,8 @@ class TuningRun:
         try:
             found = finals.run(
                 lambda config, regime: judge.time(config, regime, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=regime,
-                least_us=plausible_us(self.problem, limits), watch=watch, enough=lambda: self._passed(1),
-                on_round=lambda done, total: self._tell("timing the fastest again", done, total))
+                least_us=plausible_us(self.problem, limits), watch=watch, get_ready=judge.get_ready,
+                enough=lambda: self._passed(1), on_round=lambda done, total: self._tell("timing the fastest again", done, total))
         except DeviceLost as error:
             return self._lose("the finals", error)
         for finalist in found.finalists:

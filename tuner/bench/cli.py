@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"what to compare with, of {', '.join(PEERS)} (default: all)")
     parser.add_argument("--tune", action="store_true", help="tune first also where an earlier run's kernel is known")
     parser.add_argument("--trials", type=int, metavar="N", help="most candidates where a case is tuned")
-    parser.add_argument("--tune-seconds", type=float, metavar="S", help="where a case is tuned, begin no candidate after so long")
+    parser.add_argument("--tune-seconds", type=float, metavar="S", help="where a case is tuned, end that after about so long")
     parser.add_argument("--samples", type=int, default=SAMPLES, metavar="N",
                         help=f"times in each of two measurements (default {SAMPLES}); long calls get fewer")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")

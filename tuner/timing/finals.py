@@ -137,7 +137,7 @@ Spells = Mapping[Regime, Sequence[Spell]]
 
 
 def run(time_one: TimeOne, entrants: Sequence[Entrant], *, regime: Regime = "warm", rounds: int = ROUNDS, least_us: float = 0.0,
-        watch: Watch | None = None, enough: Callable[[], bool] = lambda: False,
+        watch: Watch | None = None, get_ready: Callable[[], None] = lambda: None, enough: Callable[[], bool] = lambda: False,
         on_round: Callable[[int, int], None] = lambda done, total: None) -> Finals:
     """Times the finalists in turns and decides.
 
@@ -148,13 +148,14 @@ def run(time_one: TimeOne, entrants: Sequence[Entrant], *, regime: Regime = "war
         rounds: how many.
         least_us: no call takes less, so a shorter time is not believed.
         watch: over the GPU; None: nothing is watched. What it counts is not among what the finals say.
+        get_ready: called before each spell, and no part of it.
         enough: asked after each round, the first included, whether time is up.
         on_round: told before each round how many are done, and of how many.
 
     Raises:
         DeviceLost: the GPU was lost; nothing is decided.
     """
-    table = _Table(time_one, watch or Watch(), entrants, regime)
+    table = _Table(time_one, watch or Watch(), get_ready, entrants, regime)
     done = 0
     while done < rounds and table.spells and not (done and enough()):
         on_round(done, rounds)
@@ -171,9 +172,11 @@ class _Table:
         failed: why the others could not.
     """
 
-    def __init__(self, time_one: TimeOne, watch: Watch, entrants: Sequence[Entrant], regime: Regime) -> None:
+    def __init__(self, time_one: TimeOne, watch: Watch, get_ready: Callable[[], None], entrants: Sequence[Entrant],
+                 regime: Regime) -> None:
         self._time_one = time_one
         self._watch = watch
+        self._get_ready = get_ready
         self._regime = regime
         self.spells: dict[Entrant, dict[Regime, list[Spell]]] = {
             entrant: {name: [] for name in deciding_first(regime)} for entrant in entrants}
@@ -184,6 +187,7 @@ class _Table:
         entrants = list(self.spells)
         for entrant in reversed(entrants) if backwards else entrants:
             for regime in list(self.spells[entrant]):
+                self._get_ready()
                 try:
                     spell = self._watch.take(partial(self._time_one, entrant.config, regime))
                 except DeviceLost:

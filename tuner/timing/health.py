@@ -58,8 +58,8 @@ class Gauge(Protocol):
     def read(self) -> Reading:
         """What the gauges show now. May be called from another thread."""
 
-    def others(self) -> int:
-        """The share of the GPU that other processes had of late, per cent."""
+    def others(self) -> int | None:
+        """The share of the GPU that other processes had of late, per cent; None where they cannot be told from this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,10 @@ class Watch:
             self._tally.saw("W", reading.power_w)
             self._tally.saw("degrees Celsius", reading.temperature_c)
         reasons = frozenset[str]().union(*(reading.reasons for reading in readings))
+        others = self._gauge.others()
+        self._tally.mingled += others is None
         clocks = [reading.sm_mhz for reading in readings if reading.sm_mhz is not None]
-        return Spell(timing, _disturbance(reasons, self._gauge.others()), POWER_LIMIT in reasons,
+        return Spell(timing, _disturbance(reasons, others or 0), POWER_LIMIT in reasons,
                      median(clocks) if clocks else None)
 
 

@@ -40,6 +40,7 @@ class NvmlGauge:
         except ImportError as error:
             raise ToolchainError(f"the package nvidia-ml-py cannot be imported ({error})") from error
         self._nvml: Any = pynvml
+        self._known = False  # whether the driver's numbers of processes are those of this one
         try:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
@@ -57,18 +58,27 @@ class NvmlGauge:
             self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             frozenset(text for bit, text in REASONS.items() if mask & bit))
 
-    def others(self) -> int:
-        """The share of the GPU that other processes had of late, per cent; 0 where the GPU does not tell."""
+    def others(self) -> int | None:
+        """The share of the GPU that other processes had of late, per cent; 0 where the GPU does not tell.
+
+        None where the driver knows processes by other numbers than this one does, as in a container: then nobody can say which
+        of them are others.
+        """
         since = int(1e6 * (time.time() - WINDOW_SECONDS))
         samples = self._ask(self._nvml.nvmlDeviceGetProcessUtilization, self._handle, since) or ()
         shares: dict[int, int] = {}
         for sample in samples:
             if sample.timeStamp >= since:
                 shares[sample.pid] = max(shares.get(sample.pid, 0), int(sample.smUtil))
-        ours = {pid for pid in shares if _is_ours(pid)}
-        if not ours:  # in a container the numbers are those of the machine outside: then we are the busiest
-            return max(sorted(shares.values())[:-1], default=0)
-        return max((share for pid, share in shares.items() if pid not in ours and _is_alive(pid)), default=0)
+        others = {pid: share for pid, share in shares.items() if not _is_ours(pid)}
+        self._known = self._known or len(others) < len(shares) or any(_is_ours(pid) for pid in self._holders())
+        if others and not self._known:
+            return None
+        return max((share for pid, share in others.items() if _is_alive(pid)), default=0)
+
+    def _holders(self) -> list[int]:
+        """The processes that have a context on the GPU."""
+        return [process.pid for process in self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle) or ()]
 
     def _ask(self, function: Callable[..., Any], *arguments: object) -> Any:
         try:

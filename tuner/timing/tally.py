@@ -16,6 +16,7 @@ class Tally:
         spells: those whose samples were used.
         capped: how many of them ran at the power limit.
         unsettled: before how many of them the clocks had not become stable.
+        mingled: after how many of them, and of those discarded, other processes on the GPU could not be told from this one.
         discarded: how many more were discarded and taken again, by reason.
         disturbed: how many of those used were disturbed all the same, by reason.
         ranges: by unit, the smallest and the largest reading.
@@ -25,6 +26,7 @@ class Tally:
     spells: int = 0
     capped: int = 0
     unsettled: int = 0
+    mingled: int = 0
     discarded: Counter[str] = field(default_factory=Counter)
     disturbed: Counter[str] = field(default_factory=Counter)
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class Tally:
         self.spells += other.spells
         self.capped += other.capped
         self.unsettled += other.unsettled
+        self.mingled += other.mingled
         self.discarded += other.discarded
         self.disturbed += other.disturbed
         for unit, ends in other.ranges.items():
@@ -56,6 +59,9 @@ class Tally:
         if self.ranges:
             seen = ", ".join(f"{low:.0f} to {high:.0f} {unit}" for unit, (low, high) in self.ranges.items())
             clauses.append(f"while times were taken, the GPU was at {seen}")
+        if self.mingled:
+            clauses.append("whether other processes used the GPU meanwhile is not known: the driver knows processes by other "
+                           "numbers than this one does, as in a container")
         clauses += [f"{_counted(count)} discarded and taken again: {why}" for why, count in self.discarded.most_common()]
         clauses += [f"{_counted(count)} disturbed at the last attempt too, and used: {why}"
                     for why, count in self.disturbed.most_common()]
@@ -67,14 +73,15 @@ class Tally:
 
     def as_json(self) -> dict[str, Any]:
         """The tally as JSON values; `from_json` reads it back."""
-        return {"spells": self.spells, "capped": self.capped, "unsettled": self.unsettled, "discarded": dict(self.discarded),
+        return {"spells": self.spells, "capped": self.capped, "unsettled": self.unsettled,
+                "mingled": self.mingled, "discarded": dict(self.discarded),
                 "disturbed": dict(self.disturbed), "ranges": {unit: list(ends) for unit, ends in self.ranges.items()},
                 "absent": self.absent}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Tally:
         """Raises KeyError, TypeError, ValueError: the values have another form."""
-        return cls(values["spells"], values["capped"], values["unsettled"], Counter(values["discarded"]),
+        return cls(values["spells"], values["capped"], values["unsettled"], values["mingled"], Counter(values["discarded"]),
                    Counter(values["disturbed"]), {unit: (low, high) for unit, (low, high) in values["ranges"].items()},
                    values["absent"])
 

@@ -126,6 +126,14 @@ class Workers:
                 self._free.give(lane)
                 return reply
 
+    def get_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Has a worker started, where none is there to take the next request. Raises as `ask`, but for Died and Hung."""
+        lane = self._free.get()
+        try:
+            lane.ready(given_up)
+        finally:
+            self._free.put(lane)
+
     def why_invalid(self, problem: Problem, config: Config, seed: int, multiply_adds: int) -> str | None:
         """As tuner.companions.why_invalid, by a worker.
 
@@ -205,7 +213,7 @@ class Lane:
         again = True
         while True:
             try:
-                worker = self._ready(given_up)
+                worker = self.ready(given_up)
                 reply = worker.ask(request, limit_s)
             except Gone as error:
                 self._ended(error)
@@ -225,7 +233,8 @@ class Lane:
             _check(reply)
             return reply
 
-    def _ready(self, given_up: Callable[[], bool]) -> Worker:
+    def ready(self, given_up: Callable[[], bool]) -> Worker:
+        """The worker, which has opened its device. Raises DeviceLost: none can be started, or nobody wants it any more."""
         while self.worker is None:
             if given_up():
                 raise DeviceLost("the run has ended")
@@ -306,6 +315,10 @@ class IsolatedJudge:
                 raise LaunchError(reply[failed])
         timing = reply["timing"]
         return Timing(**{**timing, "samples": tuple(timing["samples"])})
+
+    def get_ready(self) -> None:
+        """As Judge.get_ready: a worker."""
+        self._workers.get_ready(self._stopped.is_set)
 
     def recheck(self, record: Record) -> Record:
         """As Judge.recheck."""
