@@ -22,6 +22,8 @@ from tests.variant_cases import (
     compiled,
     every_config,
     fitted,
+    label,
+    other_way,
     problem_of,
     singly_changed,
     typed_configs,
@@ -114,7 +116,7 @@ def test_hard_rows_in_16_bits(executor: Executor, config: Config, dtype: str, pa
     assert_right(executor, chosen, hard_inputs(131, 40, 24, dtype=dtype, param_dtype=param_dtype))
 
 
-@every_config
+@pytest.mark.parametrize("config", [config for config in EVERY if config in SINGLY or other_way(config)], ids=label)
 @pytest.mark.parametrize("kind", KINDS)
 def test_adversarial_rows_stay_inside_the_class(executor: Executor, config: Config, kind: str) -> None:
     """Normwise and element by element, relative to the gradients that this data has."""
