@@ -128,11 +128,11 @@ class Workers:
 
     def get_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Has a worker started, where none is there to take the next request. Raises as `ask`, but for Died and Hung."""
-        lane = self._free.get()
+        lane = self._free.take()
         try:
             lane.ready(given_up)
         finally:
-            self._free.put(lane)
+            self._free.give(lane)
 
     def why_invalid(self, problem: Problem, config: Config, seed: int, multiply_adds: int) -> str | None:
         """As tuner.companions.why_invalid, by a worker.
