@@ -29,10 +29,10 @@ _RUNTIME_FLAGS = (
     "-Wl,-Bsymbolic-functions",
 )
 
-# Most kernels run once or a few times, and compiling them takes longer. With -Og those for tensor cores compile in two thirds of the
-# time of -O1 and run as fast; others compile hardly sooner and run a third slower (g++ 12.2). Caller-saves keeps float values in
-# registers although the sanitizers' checks call functions. Those functions are the runtime's; -nodefaultlibs keeps gcc from linking
-# its own. Stack-clash protection makes a large frame touch the fence below each stack.
+# Most kernels run once or a few times, and compiling them takes longer. With -Og those for tensor cores compile in two thirds of
+# the time of -O1 and run as fast; others compile hardly sooner and run a third slower (g++ 12.2). Caller-saves keeps float values
+# in registers although the sanitizers' checks call functions. Those functions are the runtime's; -nodefaultlibs keeps gcc from
+# linking its own. Stack-clash protection makes a large frame touch the fence below each stack.
 _KERNEL_FLAGS = (
     "-std=c++17", "-Og", "-fcaller-saves", "-fPIC", "-shared", "-pipe", "-w", "-fno-exceptions", "-fno-rtti",
     "-fno-asynchronous-unwind-tables", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fstack-clash-protection",
