@@ -29,6 +29,10 @@ MAX_ROW_STEPS = 4
 PARTS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 """Into how many parts the rows of G may be cut."""
 
+MOST_BLOCKS = 132
+"""Blocks of gemm_wgmma, which take tiles until none is left: one for each SM of an H200. On a GPU with fewer SMs those that come
+last find no tile left."""
+
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
 
@@ -108,6 +112,8 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
         buffers.append(Buffer("db_parts", db_parts * tiles.out_pitch))
     if "dw" in sums:
         buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))
+    if tiles.cells and (dn or g):
+        buffers.append(Buffer("tiles_taken", ONE, "int32"))
     buffers += [Buffer(f"{name}_parts", parts * (tiles.g_tiles_o * tiles.hidden_pitch)) for name in ("dgamma", "dbeta")
                 if name in sums]
     return tuple(buffers)
@@ -135,6 +141,8 @@ def plan_of(problem: Problem, params: Params, tiles: Tiles, kernel: str, threads
     finished: Expr = const(sum(_sum_blocks(name, size, tiles) for name, size in _sums(problem, params).items()))
     if finishes_rows(problem, params):
         finished = finished + ceil_div(ROWS, tiles.block_rows)
+    if tiles.cells and (dn or g):
+        prepared, products = maximum(1, prepared), minimum(MOST_BLOCKS, products)
     steps: list[Step] = []
     if params["reduction"] == "atomic":
         steps.append(Fill(tuple(name for name in ("dgamma", "dbeta", "dw") if name in problem.wants)))

@@ -24,6 +24,9 @@ _COPIERS = 128
 _ALIGNMENT = 1024
 """Bytes a swizzle repeats after: cells begin at multiples of it."""
 
+_BARRIERS = 128
+"""Bytes for the barriers that are not of stages, and for the numbers of tiles."""
+
 _REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
 """By how many warpgroups multiply: registers of a thread that copies (0: as it began), and of one that multiplies. Multiples of 8
 that come, with those of all warpgroups, to what the SM has for a block of so many."""
@@ -31,21 +34,21 @@ that come, with those of all warpgroups, to what the SM has for a block of so ma
 
 def _tiles(problem: Problem, params: Params) -> Tiles:
     """The geometry of gemm_mma, with other warps and with all operands in cells."""
-    tiles = Tiles.of(problem, {**params, "warps": f"{4 * number(params, 'groups')}x1", "depth": _CELL, "split": "first"})
+    tiles = Tiles.of(problem, {"finish": "second", **params, "warps": f"{4 * number(params, 'groups')}x1", "depth": _CELL, "split": "first"})
     return replace(tiles, holds_dy=True, cells=True)
 
 
-def _shared_bytes(tiles: Tiles) -> int:
-    """Of a block: room to align, the stages with their scales and barriers, or what the epilogues of G and of dn need."""
+def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
+    """Of a block: room to align, the stages with their scales, what the epilogue of G needs, and barriers."""
     cells = 2 * tiles.planes * (tiles.block_m + tiles.block_n) * tiles.block_k
-    scales = 4 * (tiles.block_m + tiles.block_n) if tiles.scaled else 0
-    dn = 4 * tiles.block_m * (tiles.block_n + 8) if tiles.finishes else 0
-    return max(_ALIGNMENT + tiles.stages * (cells + scales + 16), 4 * (tiles.block_m + 2 * tiles.warps_m * tiles.block_n), dn)
+    scales = 4 * (tiles.block_m + tiles.block_n) * (tiles.stages + 1) if tiles.scaled else 0
+    epilogue = 4 * (tiles.block_m + 2 * tiles.warps_m * tiles.block_n) if gemm_mma.needs(problem)[1] else 0
+    return _ALIGNMENT + tiles.stages * (cells + 16) + scales + epilogue + _BARRIERS
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
     tiles = _tiles(problem, params)
-    return gemm_mma.plan_of(problem, params, tiles, "gemm_wgmma", tiles.threads + _COPIERS, _shared_bytes(tiles))
+    return gemm_mma.plan_of(problem, params, tiles, "gemm_wgmma", tiles.threads + _COPIERS, _shared_bytes(problem, tiles))
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -67,16 +70,9 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None
 
 
-def _wrong_finish(problem: Problem, params: Params, limits: Limits) -> str | None:
-    block_n = sizes_of(params, "tile")[1]
-    if params["finish"] == "epilogue" and block_n & (block_n - 1):
-        return f"the lanes that finish rows of {block_n} are no power of two; take finish=second"
-    return None
-
-
 def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
     tiles = _tiles(problem, params)
-    if (needed := _shared_bytes(tiles)) > limits.shared_per_block:
+    if (needed := _shared_bytes(problem, tiles)) > limits.shared_per_block:
         return f"needs {needed} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
     if tiles.row_steps > gemm_mma.MAX_ROW_STEPS:
         return f"a row of {problem.hidden} values does not fit the registers of the threads that share it"
@@ -127,8 +123,8 @@ VARIANT = Variant(
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
              Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
-             Clash(("tile", "finish"), _wrong_finish), Clash(("arithmetic", "promote"), gemm_mma.unscaled),
-             Clash(("arithmetic", "tile", "groups", "promote", "stages", "finish"), _too_large),
+             Clash(("arithmetic", "promote"), gemm_mma.unscaled),
+             Clash(("arithmetic", "tile", "groups", "promote", "stages"), _too_large),
              Clash(("reduction", "parts"), gemm_mma.mismatched),
              Clash(("arithmetic", "tile", "promote", "reduction", "parts", "finish"), _too_much_workspace)),
 )
