@@ -15,9 +15,6 @@ from codegen.variant import Clash, Params, Variant, number
 _ARCH = "sm_90a"
 """The only architecture with wgmma and setmaxnreg ("Asynchronous Warpgroup Level Matrix Instructions" of the PTX ISA)."""
 
-_CELL = 64
-"""Depth of a stage: rows and columns of a cell, 128 bytes of 16-bit values, over which shared memory is swizzled."""
-
 _COPIERS = 128
 """Threads of a block beside those that multiply: registers are given to whole warpgroups, so one thread's work takes one."""
 
@@ -27,6 +24,10 @@ _ALIGNMENT = 1024
 _BARRIERS = 128
 """Bytes for the barriers that are not of stages, and for the numbers of tiles."""
 
+_MOST_STAGES = 6
+_ENOUGH_STAGES = 96 << 10
+"""Bytes of all stages below which there is room for more of them."""
+
 _REGISTERS = {1: (0, 255), 2: (40, 232)}
 """By how many warpgroups multiply: registers of a thread that copies (0: as it began), and of one that multiplies. Multiples of 8
 that come, with those of all warpgroups, to what the SM has for a block of so many."""
@@ -34,7 +35,7 @@ that come, with those of all warpgroups, to what the SM has for a block of so ma
 
 def _tiles(problem: Problem, params: Params) -> Tiles:
     """The geometry of gemm_mma, with other warps and with all operands in cells."""
-    tiles = Tiles.of(problem, {"finish": "second", **params, "warps": f"{4 * number(params, 'groups')}x1", "depth": _CELL, "split": "first"})
+    tiles = Tiles.of(problem, {"finish": "second", **params, "warps": f"{4 * number(params, 'groups')}x1", "split": "first"})
     return replace(tiles, holds_dy=True, cells=True)
 
 
@@ -70,6 +71,12 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None
 
 
+def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["depth"] != 64 and not (problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")):
+        return "planes of dy that both products share are cut in squares, 64 values each way; take depth=64"
+    return None
+
+
 def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
     tiles = _tiles(problem, params)
     if (needed := _shared_bytes(problem, tiles)) > limits.shared_per_block:
@@ -83,7 +90,7 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _registers(tiles: Tiles) -> int:
-    """Estimate for a thread that multiplies: its sums, twice where they are promoted, and 24 for the rest. From compiled kernels."""
+    """Estimate for a thread that multiplies: its sums, twice where they are promoted, and 24. From compiled kernels."""
     sums = tiles.block_m * tiles.block_n // tiles.threads
     return sums * (2 if tiles.promote else 1) + 24
 
@@ -104,8 +111,9 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"tile={params['tile']} is mostly padding; take a smaller one"
     if groups == 1 and block_m > 64 and params["promote"]:
         return "one warpgroup has nothing to multiply while it promotes; take groups=2"
-    if number(params, "stages") > 2 and 2 * PLANES[str(params["arithmetic"])] * (block_m + block_n) * _CELL * number(params, "stages") < 96 << 10:
-        return "more stages fit"
+    stage = 2 * PLANES[str(params["arithmetic"])] * (block_m + block_n) * number(params, "depth")
+    if (stages := number(params, "stages")) < _MOST_STAGES and stages * stage < _ENOUGH_STAGES:
+        return f"{stages} stages are little to have on the way; take more"
     return (gemm_mma.wasteful_arithmetic(problem, params)
             or gemm_mma.wasteful_order(problem, params, _tiles(problem, params)))
 
@@ -115,16 +123,17 @@ VARIANT = Variant(
     summary="gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.",
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
-             "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 6),
+             "depth": (64, 32), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_mma.PARTS, "finish": ("second", "epilogue"),
              "group": (8, 4)},
-    defaults={"arithmetic": "fp16x3", "tile": "128x128", "groups": 2, "promote": 64, "stages": 3, "reduction": "two_pass",
-              "parts": 2, "finish": "second", "group": 8},
+    defaults={"arithmetic": "fp16x3", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
+              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), _wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
              Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
+             Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("arithmetic", "promote"), gemm_mma.unscaled),
-             Clash(("arithmetic", "tile", "groups", "promote", "stages"), _too_large),
+             Clash(("arithmetic", "tile", "groups", "depth", "promote", "stages"), _too_large),
              Clash(("reduction", "parts"), gemm_mma.mismatched),
-             Clash(("arithmetic", "tile", "promote", "reduction", "parts", "finish"), _too_much_workspace)),
+             Clash(("arithmetic", "tile", "depth", "promote", "reduction", "parts", "finish"), _too_much_workspace)),
 )

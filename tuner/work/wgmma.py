@@ -1,4 +1,4 @@
-"""What the products of gemm_wgmma cost (templates/gemm_wgmma.cu.j2). Counts follow the template and are rough: nothing is measured."""
+"""What the products of gemm_wgmma cost (templates/gemm_wgmma.cu.j2). Counts are rough, and nothing of it is measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _wgmma(setting: Setting) -> Work:
     tiles = max(1, dn_tiles + g_tiles)
     of_block = max(steps / setting.blocks + steps / tiles / 2, 1.0) if tiles > setting.blocks else max(steps / tiles, 1.0)
     matrix = float(block_m * block_n * block_k * products(arithmetic))  # of a step
-    promoted = 2.0 * block_m * block_n * block_k / constants["PROMOTE"] / 32 if "PROMOTE" in constants else 0.0  # warp instructions
+    promoted = 2.0 * block_m * block_n / 32 * block_k / constants["PROMOTE"] if "PROMOTE" in constants else 0.0  # instructions
     multiplying = constants["THREADS"] / 32
     ending = block_m * block_n / 32 * 8.0  # instructions of a tile's epilogue
     tiles_of_block = max(1.0, tiles / setting.blocks)

@@ -27,22 +27,22 @@ void wait_for_products(unsigned latest, int line) {
 
 SharedMatrix::SharedMatrix(uint64_t descriptor, bool by_depth, uintptr_t shared)
     : by_depth_(by_depth), begin_(shared_base(shared) + (descriptor & 0x3fff) * 16),
-      leading_((descriptor >> 16 & 0x3fff) * 16), stride_((descriptor >> 32 & 0x3fff) * 16) {}
+      row_bytes_(descriptor >> 62 == 1 ? 128 : 64), leading_((descriptor >> 16 & 0x3fff) * 16), stride_((descriptor >> 32 & 0x3fff) * 16) {}
 
-// Neighbours in memory along k: rows of 128 bytes, `stride` from one group of eight to the next; the leading offset is not used.
+// Neighbours in memory along k: rows of `row_bytes`, `stride` from one group of eight to the next; the leading offset is not used.
 // Along i: rows of 64 values at one k, `stride` from eight such k to the next, `leading` from 64 values to the next.
 uint16_t SharedMatrix::at(unsigned i, unsigned k) const {
   uintptr_t address = begin_;
-  address += by_depth_ ? i / 64 * leading_ + i % 64 * 2 + k / 8 * stride_ + k % 8 * 128 : i / 8 * stride_ + i % 8 * 128 + k * 2;
-  address ^= (address >> 7 & 7) << 4;  // bits of the address itself, wherever the matrix begins
+  address += by_depth_ ? i / 64 * leading_ + i % 64 * 2 + k / 8 * stride_ + k % 8 * 128 : i / 8 * stride_ + i % 8 * row_bytes_ + k * 2;
+  address ^= (address >> 7 & (row_bytes_ / 16 - 1)) << 4;  // bits of the address itself, wherever the matrix begins
   uint16_t value;
   memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
   return value;
 }
 
 uintptr_t SharedMatrix::last(unsigned size, unsigned depth) const {
-  const uintptr_t row = begin_ & ~uintptr_t{127};
-  if (!by_depth_) return row + (size / 8 - 1) * stride_ + 7 * 128;
+  const uintptr_t row = begin_ & ~uintptr_t{row_bytes_ - 1};
+  if (!by_depth_) return row + (size / 8 - 1) * stride_ + 7 * row_bytes_;
   return row + (size - 1) / 64 * leading_ + (depth / 8 - 1) * stride_ + 7 * 128;
 }
 
@@ -134,11 +134,11 @@ void Machine::multiply_group(const GroupProduct& product, int line) {
   if (!products_[self_->index / kWarp].fenced()) fail("calls multiply_group (line %d) without fence_products before it", line);
   const uintptr_t shared = reinterpret_cast<uintptr_t>(work_.shared->data());
   const auto check = [&](uint64_t descriptor, bool by_depth, unsigned size, const char* name) {
-    if (!SharedMatrix::is_supported(descriptor)) {
-      fail("line %d: the descriptor of %s is of no 128-byte swizzle with base offset 0", line, name);
+    if (!SharedMatrix::is_supported(descriptor, by_depth)) {
+      fail("line %d: the descriptor of %s has a swizzle or base offset that is not known here", line, name);
     }
     const SharedMatrix matrix(descriptor, by_depth, shared);
-    for (const uintptr_t address : {matrix.begin(), matrix.last(size, WarpProducts::kDepth) + 127}) {
+    for (const uintptr_t address : {matrix.begin(), matrix.last(size, WarpProducts::kDepth) + 63}) {
       if (!work_.shared->holds(address)) fail("line %d: the descriptor of %s reaches %s", line, name, place(address));
     }
   };

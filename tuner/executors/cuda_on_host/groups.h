@@ -12,25 +12,28 @@ namespace cuda_on_host {
 
 constexpr unsigned kWarpgroup = 128;
 
-// A matrix of 16-bit values in shared memory as a descriptor gives it (PTX ISA, "Shared Memory Matrix Layout": 128-byte swizzle).
+// A matrix of 16-bit values in shared memory as a descriptor gives it (PTX ISA, "Shared Memory Matrix Layout"): rows of 128 bytes, or
+// of 64 where neighbours in memory are neighbours along k, swizzled over their length.
 class SharedMatrix {
  public:
   // `shared`: where the block's dynamic shared memory begins. Its window has the low bits of the addresses here.
   SharedMatrix(uint64_t descriptor, bool by_depth, uintptr_t shared);
 
   uintptr_t begin() const { return begin_; }
-  // The last 128 bytes that extents of i and k reach.
+  // Where the last row begins that extents of i and k reach.
   uintptr_t last(unsigned size, unsigned depth) const;
 
   // The value at row i of a, or column i of b, and depth k.
   uint16_t at(unsigned i, unsigned k) const;
 
-  static bool is_supported(uint64_t descriptor) { return descriptor >> 62 == 1 && (descriptor >> 49 & 7) == 0; }
+  static bool is_supported(uint64_t descriptor, bool by_depth) {
+    return (descriptor >> 62 == 1 || (descriptor >> 62 == 2 && !by_depth)) && (descriptor >> 49 & 7) == 0;
+  }
 
  private:
   bool by_depth_;
   uintptr_t begin_;
-  unsigned leading_, stride_;
+  unsigned row_bytes_, leading_, stride_;
 };
 
 // What a warp's part of a product needs, once started.

@@ -81,13 +81,18 @@ void Machine::start_bulk_copy(const BulkCopy& copy, int line) {
   for (const uintptr_t address : {to, from}) {
     if (address % kUnit != 0) fail("line %d: copies in bulk at %s, which is at no multiple of %u bytes", line, place(address), kUnit);
   }
-  const Buffer* source = buffer_at(from);
-  for (const uintptr_t last = from + copy.bytes - 1; source == nullptr || !source->holds(last);) {
+  const Buffer* const source = buffer_at(from);
+  if (source == nullptr || !source->holds(from + copy.bytes - 1)) {
     fail("line %d: copies %u bytes in bulk from %s, past the end", line, copy.bytes, place(from));
+  }
+  if (!work_.shared->holds(to + copy.bytes - 1)) {
+    fail("line %d: copies %u bytes in bulk to %s, past the end", line, copy.bytes, place(to));
   }
   for (const BulkCopy& other : bulk_copies_) {
     const uintptr_t begin = reinterpret_cast<uintptr_t>(other.to);
-    if (begin < to + copy.bytes && to < begin + other.bytes) fail("line %d: copies in bulk to %s, where another copy has not ended", line, place(to));
+    if (begin < to + copy.bytes && to < begin + other.bytes) {
+      fail("line %d: copies in bulk to %s, where another copy has not ended", line, place(to));
+    }
   }
   for (unsigned i = 0; i < copy.bytes; i += sizeof kPoison) memcpy(static_cast<char*>(copy.to) + i, &kPoison, sizeof kPoison);
   bulk_copies_.push_back(copy);
