@@ -11,7 +11,7 @@ from codegen.errors import InvalidConfig
 from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.variant import Clash, Variant
-from codegen.variants import DEFAULTS, VARIANTS
+from codegen.variants import VARIANTS, default_names
 
 Pairs = tuple[tuple[str, Value], ...]
 
@@ -99,14 +99,14 @@ def valid_configs(problem: Problem, limits: Limits, names: Iterable[str] | None 
     Args:
         problem: what is to be computed.
         limits: the GPU.
-        names: of the variants; None: those of DEFAULTS.
+        names: of the variants; None: all that have been tried on a GPU.
         on_refused: told of the others: a reason, and how many combinations fall to it.
 
     Raises:
         InvalidConfig: there is no variant of one of those names.
     """
     found: list[Config] = []
-    for name in DEFAULTS if names is None else names:
+    for name in default_names() if names is None else names:
         _Walk(problem, limits, variant_of(name), found.append, on_refused).below(())
     return found
 

@@ -17,8 +17,10 @@ VARIANTS: Mapping[str, Variant] = {
 UNTRIED = frozenset(("gemm_wgmma",))
 """Variants that have not run on a GPU yet. They are validated as all others are, but take part only where they are named."""
 
-DEFAULTS = tuple(name for name in VARIANTS if name not in UNTRIED)
-"""The variants that take part where none are named."""
+
+def default_names() -> tuple[str, ...]:
+    """The variants that take part where none are named."""
+    return tuple(name for name in VARIANTS if name not in UNTRIED)
 
 
 def constants(problem: Problem, variant: Variant, params: Params) -> dict[str, int]:
