@@ -398,8 +398,8 @@ constexpr int PREPARE_THREADS = 32 * ROW_BLOCK_WARPS;
 
 __device__ __forceinline__ int64_t padded_rows(const Params& p) { return (p.rows + ROW_PAD - 1) / ROW_PAD * ROW_PAD; }
 
-// Eight neighbouring values into the planes of a matrix: cells of ROWS x COLUMNS values, those of all planes of a place side by side.
-// In a cell the 16-byte chunks of a row are swizzled as shared memory must hold them: what is copied there needs no other change.
+// Eight neighbouring values into the planes of a matrix: cells of ROWS x COLUMNS values, those of all planes of a place side by
+// side. In a cell the 16-byte chunks of a row are swizzled as shared memory must hold them: what is copied there stays as it is.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void store_planes(plane_t* planes, int64_t row, int pitch, int column, const float (&value)[8]) {
   constexpr int CHUNKS = COLUMNS / 8;
@@ -574,7 +574,8 @@ constexpr int GROUPS = THREADS / 128;
 constexpr int TILES_M = BLOCK_M / (64 * GROUPS);  // of 64 rows, for one warpgroup
 constexpr int TILES_N = BLOCK_N / 8;  // of eight columns
 static_assert(WARPS_M == 4 * GROUPS && WARPS_N == 1, "a warp has all columns of its rows");
-static_assert((BLOCK_K == CELL || BLOCK_K == CELL / 2) && TILES_M * 64 * GROUPS == BLOCK_M && BLOCK_N % CELL == 0, "tiles are made of cells");
+static_assert(BLOCK_K == CELL || BLOCK_K == CELL / 2, "a row of a cell is swizzled over all its length");
+static_assert(TILES_M * 64 * GROUPS == BLOCK_M && BLOCK_N % CELL == 0, "tiles are made of cells");
 constexpr int PLANE_BYTES = CELL_SIZE * static_cast<int>(sizeof(plane_t));  // of a cell
 constexpr int CELLS_BYTES = PLANES * PLANE_BYTES;  // of all planes of a place
 constexpr int A_BYTES = BLOCK_M / CELL * CELLS_BYTES, B_BYTES = BLOCK_N / CELL * CELLS_BYTES;
@@ -664,8 +665,8 @@ struct Ring {
   }
 };
 
-// The operands of a product at the block's tile, in a depth of `steps` cells. a lies by rows of the tile, depth running along a row;
-// or by depth (A_BY_DEPTH). b lies by depth.
+// The operands of a product at the block's tile, in a depth of `steps` cells. a lies by rows of the tile, along which the depth
+// runs, or by depth (A_BY_DEPTH). b lies by depth.
 template <bool A_BY_DEPTH>
 struct Operands {
   const plane_t* a;
@@ -721,9 +722,9 @@ __device__ __forceinline__ void promote(float (&sums)[TILES_N][4], const float (
 // The thread's sums += a @ b for the block's tile and `steps` cells of depth.
 template <bool A_BY_DEPTH>
 __device__ __forceinline__ void multiply_tiles(const Shared& shared, Ring& ring, Sums& sums, int steps) {
-  constexpr int A_ROW_BYTES = A_BY_DEPTH ? 128 : BLOCK_K * static_cast<int>(sizeof(plane_t));
-  constexpr int A_DEPTH_BYTES = (A_BY_DEPTH ? CELL : 1) * K_STEP * static_cast<int>(sizeof(plane_t));  // from one K_STEP to the next
-  constexpr int B_DEPTH_BYTES = CELL * K_STEP * static_cast<int>(sizeof(plane_t));
+  constexpr int VALUE = static_cast<int>(sizeof(plane_t));
+  constexpr int A_ROW_BYTES = A_BY_DEPTH ? 128 : BLOCK_K * VALUE;
+  constexpr int A_DEPTH_BYTES = (A_BY_DEPTH ? CELL : 1) * K_STEP * VALUE, B_DEPTH_BYTES = CELL * K_STEP * VALUE;  // of a K_STEP
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // as one value of the warp
   const unsigned long long a_first = matrix_descriptor<A_ROW_BYTES>(shared.stages + group * TILES_M * CELLS_BYTES, CELLS_BYTES);
   const unsigned long long b_first = matrix_descriptor<128>(shared.stages + A_BYTES, CELLS_BYTES);
@@ -834,7 +835,8 @@ __device__ __forceinline__ void emit_dw(const Params& p, int part, index_t at, c
 
 // A tile of G = dy^T @ xhat over one part of the rows, and its share of
 //   dw = G*gamma + outer(db, beta)     dgamma = sum_o w*G     dbeta = db @ w
-__device__ __forceinline__ void gradient_tile(const Params& p, const Shared& shared, Ring& ring, int part, TileIndex tile, int db_phase) {
+__device__ __forceinline__ void gradient_tile(const Params& p, const Shared& shared, Ring& ring, int part, TileIndex tile,
+                                              int db_phase) {
   [[maybe_unused]] const int tile_row = tile.row;
   const int first_out = tile.row * BLOCK_M, first_column = tile.column * BLOCK_N;
   Sums sums = {};
@@ -891,7 +893,9 @@ __device__ __forceinline__ void gradient_tile(const Params& p, const Shared& sha
             const int row = first_out + sum_row(i, 2 * half);
             if (!inside.value && (row >= OUT || left <= 0)) continue;
             const float g[2] = {sums[i][first + b][2 * half], sums[i][first + b][2 * half + 1]};
-            const float dw[2] = {fmaf(g[0], gamma[b][0], db[i][half] * beta[b][0]), fmaf(g[1], gamma[b][1], db[i][half] * beta[b][1])};
+            float dw[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) dw[e] = fmaf(g[e], gamma[b][e], db[i][half] * beta[b][e]);
             emit_dw(p, part, static_cast<index_t>(row) * HIDDEN + at, dw, left);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {

@@ -24,10 +24,11 @@ def _wgmma(setting: Setting) -> Work:
     wants_g = bool(problem.wants & {"dw", "dgamma", "dbeta"})
     dn_tiles = padded // block_m * constants["TILES_H"] if "dx" in problem.wants else 0
     g_tiles = setting.splits * constants["G_TILES_O"] * constants["TILES_H"] if wants_g else 0
-    # Blocks take tile after tile: the last one to end has at most a tile more than the others.
-    steps = dn_tiles * constants["OUT_PITCH"] // block_k + g_tiles * math.ceil(setting.split_rows / block_k)
-    tiles = max(1, dn_tiles + g_tiles)
-    of_block = max(steps / setting.blocks + steps / tiles / 2, 1.0) if tiles > setting.blocks else max(steps / tiles, 1.0)
+    dn_steps, g_steps = constants["OUT_PITCH"] // block_k, math.ceil(setting.split_rows / block_k)
+    tiles, steps = max(1, dn_tiles + g_tiles), dn_tiles * dn_steps + g_tiles * g_steps
+    # Blocks take tile after tile: when the last is begun the others are half-way through theirs.
+    deepest = max(dn_steps * (dn_tiles > 0), g_steps * (g_tiles > 0), 1)
+    of_block = steps / setting.blocks + deepest / 2 if tiles > setting.blocks else float(deepest)
     matrix = float(block_m * block_n * block_k * products(arithmetic))  # of a step
     promoted = 2.0 * block_m * block_n / 32 * block_k / constants["PROMOTE"] if "PROMOTE" in constants else 0.0  # instructions
     multiplying = constants["THREADS"] / 32
