@@ -75,7 +75,7 @@ HALF = Problem(8192, 768, 2304, "bfloat16")
     (HALF, config(arithmetic="bf16", promote=0, tile="256x128", stages=3))],
     ids=["128x128", "128x192", "128x256-bfloat16", "256x128-bfloat16"])
 def test_large_tiles_keep_to_their_registers(problem: Problem, chosen: Config, store: Store) -> None:
-    """No value of the products goes to memory, and the compiler neither ignores what warpgroups hand over nor makes products wait."""
+    """No sum goes to memory, and the compiler neither ignores what warpgroups hand over nor makes products wait."""
     binary = find_nvcc("sm_90a").compile(render(problem, chosen).text, "sm_90a", store)
     report = binary.reports[NAME]
     assert report.spill_bytes == report.stack_bytes == 0
