@@ -155,6 +155,7 @@ def plan_of(problem: Problem, params: Params, tiles: Tiles, kernel: str, threads
 
 
 def wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """Of 16-bit data: an arithmetic that is not its own."""
     own = OWN_ARITHMETIC.get(problem.dtype)
     if own is not None and params["arithmetic"] != own:
         return f"{problem.dtype} data is multiplied as it is; take arithmetic={own}"
@@ -162,6 +163,7 @@ def wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | 
 
 
 def unscaled(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """Scales that would hold for no depth at all."""
     if str(params["arithmetic"]).startswith("fp16") and problem.dtype == "float32" and not number(params, "promote"):
         return "scales of float16 hold for the depth between promotions; take promote=64"
     return None
@@ -213,6 +215,7 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def beyond_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """Rows that a tile does not hold whole."""
     (_, block_n), hidden = sizes_of(params, "tile"), problem.hidden
     if params["finish"] == "epilogue" and hidden > block_n:
         return f"a tile of {params['tile']} holds {block_n} of the {hidden} values of a row of dn; take finish=second"
@@ -231,6 +234,7 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def mismatched(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """What does not go together of reduction, parts and the gradients wanted."""
     parts, (_, g, _) = number(params, "parts"), needs(problem)
     if problem.deterministic and params["reduction"] == "atomic":
         return "atomic additions come in another order in every run; a deterministic kernel cannot use them"
@@ -260,6 +264,7 @@ def chain(problem: Problem, parts: int, promote: int) -> int:
 
 
 def inexact(problem: Problem, params: Params) -> str | None:
+    """As Variant.inexact."""
     promote = number(params, "promote")
     if problem.dtype == "float32" and (reason := _coarse(problem, str(params["arithmetic"]), promote)):
         return reason
@@ -291,6 +296,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 
 
 def wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
+    """More accuracy, or more of what keeps it, than the class asks for."""
     arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
     finer = CLASS_ERRORS[FINEST_CLASS[arithmetic]] < CLASS_ERRORS[problem.accuracy]
     cheapest = arithmetic == "fp16" or (arithmetic == "tf32" and problem.accuracy != "bf16")  # of those that meet the class

@@ -114,7 +114,7 @@ class Machine {
   void complete_matrices(unsigned first);
   void complete_group(unsigned first);
   PhaseBarrier& barrier_at(uint64_t* barrier, int line);
-  void end_phase(const PhaseBarrier& barrier);
+  void end_phase(PhaseBarrier& barrier);
   void land_copies();
   unsigned source_lane(const Request& request, unsigned lane, unsigned mask);
   [[noreturn]] void fail_deadlocked();

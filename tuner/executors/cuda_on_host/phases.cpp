@@ -53,8 +53,7 @@ void Machine::arrive(uint64_t* at, unsigned bytes, int line) {
 }
 
 // Lets go on who waits for the phase, if it has ended.
-void Machine::end_phase(const PhaseBarrier& at) {
-  PhaseBarrier& barrier = const_cast<PhaseBarrier&>(at);
+void Machine::end_phase(PhaseBarrier& barrier) {
   if (!barrier.turn()) return;
   for (Walk walk = work_.order.walk(work_.block, true); !walk.empty();) {
     Thread& thread = threads_[walk.next()];
