@@ -23,11 +23,15 @@ _SPLIT_AGAIN = 8
 _CACHED = 128 << 20
 """Bytes that no L2 cache of the GPUs known here keeps from one kernel to the next."""
 
-_MAX_ROW_STEPS = 4
+MAX_ROW_STEPS = 4
 """Vectors of eight values of a row that a lane of gemm_prepare and gemm_finish can hold."""
 
-_PARTS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+PARTS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 """Into how many parts the rows of G may be cut."""
+
+MOST_BLOCKS = 132
+"""Blocks of gemm_wgmma, which take tiles until none is left: one for each SM of an H200. On a GPU with fewer SMs those that come
+last find no tile left."""
 
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
@@ -38,7 +42,7 @@ def _parts(params: Params, tiles: Tiles) -> Expr:
     return maximum(1, minimum(number(params, "parts"), ceil_div(ROWS, tiles.part)))
 
 
-def _needs(problem: Problem) -> tuple[bool, bool, bool]:
+def needs(problem: Problem) -> tuple[bool, bool, bool]:
     """Whether dn, G and the sums of dy are needed for what is wanted."""
     wants = problem.wants
     return "dx" in wants, bool(wants & {"dgamma", "dbeta", "dw"}), bool(wants & {"db", "dw", "dbeta"})
@@ -46,19 +50,19 @@ def _needs(problem: Problem) -> tuple[bool, bool, bool]:
 
 def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
     """Whether gemm_prepare reads dy, and whether w: for planes, for scales, and dy for db."""
-    dn, g, db = _needs(problem)
+    dn, g, db = needs(problem)
     dy = (tiles.splits_first and tiles.holds_dy) or (tiles.scaled and (dn or g) and not tiles.raw_dy) or (
         db and not _sums_dy(problem, tiles))
-    return dy, dn and (tiles.scaled or (tiles.splits_first and problem.param_dtype == "float32"))
+    return dy, dn and (tiles.scaled or tiles.cells or (tiles.splits_first and problem.param_dtype == "float32"))
 
 
 def _sums_dy(problem: Problem, tiles: Tiles) -> bool:
     """Whether db comes from the dy that the products of G read as it is: 16-bit values are multiplied with ones, others added.
     dbeta alone needs no such products."""
-    return (problem.dtype != "float32" or tiles.raw_dy) and bool(problem.wants & {"dw", "dgamma"})
+    return not tiles.cells and (problem.dtype != "float32" or tiles.raw_dy) and bool(problem.wants & {"dw", "dgamma"})
 
 
-def _finishes_rows(problem: Problem, params: Params) -> bool:
+def finishes_rows(problem: Problem, params: Params) -> bool:
     """Whether gemm_finish turns dn into dx."""
     return "dx" in problem.wants and params["finish"] == "second"
 
@@ -77,7 +81,7 @@ def _sum_blocks(name: str, size: int, tiles: Tiles) -> int:
 
 
 def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, ...]:
-    dn, g, db = _needs(problem)
+    dn, g, db = needs(problem)
     parts, plane = _parts(params, tiles), "float16" if str(params["arithmetic"]).startswith("fp16") else "bfloat16"
     dy_planes = tiles.padded_rows * (tiles.planes * tiles.out_pitch)
     sums = _sums(problem, params)
@@ -87,7 +91,7 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
     if dn:
         if tiles.splits_first and _prepared(problem, tiles)[1]:
             buffers.append(Buffer("w_planes", const(tiles.planes * tiles.out_pitch * tiles.hidden_pitch), plane))
-        if problem.dtype != "float32" and _finishes_rows(problem, params):
+        if problem.dtype != "float32" and finishes_rows(problem, params):
             buffers.append(Buffer("dn", ROWS * problem.hidden))
     if g and tiles.splits_first:
         buffers.append(Buffer("xhat_planes", tiles.padded_rows * (tiles.planes * tiles.hidden_pitch), plane))
@@ -108,14 +112,22 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
         buffers.append(Buffer("db_parts", db_parts * tiles.out_pitch))
     if "dw" in sums:
         buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))
+    if tiles.cells and (dn or g):
+        buffers.append(Buffer("tiles_taken", ONE, "int32"))
     buffers += [Buffer(f"{name}_parts", parts * (tiles.g_tiles_o * tiles.hidden_pitch)) for name in ("dgamma", "dbeta")
                 if name in sums]
     return tuple(buffers)
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
-    tiles, parts = Tiles.of(problem, params), _parts(params, Tiles.of(problem, params))
-    dn, g, _ = _needs(problem)
+    tiles = Tiles.of(problem, params)
+    return plan_of(problem, params, tiles, "gemm_mma", tiles.threads, tiles.shared_bytes)
+
+
+def plan_of(problem: Problem, params: Params, tiles: Tiles, kernel: str, threads: int, shared_bytes: int) -> Plan:
+    """The plan of gemm_prepare, `kernel` and gemm_finish; `kernel` has a block of so many threads for each tile."""
+    parts = _parts(params, tiles)
+    dn, g, _ = needs(problem)
     row_threads = 32 * tiles.row_block_warps
     reads_dy, reads_w = _prepared(problem, tiles)
     prepared: Expr = tiles.row_parts * tiles.dy_tiles_o if reads_dy else const(0)
@@ -127,27 +139,31 @@ def _plan(problem: Problem, params: Params) -> Plan:
     if dn:
         products = products + ceil_div(ROWS, tiles.row_pad) * (tiles.row_pad // tiles.block_m * tiles.tiles_h)
     finished: Expr = const(sum(_sum_blocks(name, size, tiles) for name, size in _sums(problem, params).items()))
-    if _finishes_rows(problem, params):
+    if finishes_rows(problem, params):
         finished = finished + ceil_div(ROWS, tiles.block_rows)
+    if tiles.cells and (dn or g):
+        prepared, products = maximum(1, prepared), minimum(MOST_BLOCKS, products)
     steps: list[Step] = []
     if params["reduction"] == "atomic":
         steps.append(Fill(tuple(name for name in ("dgamma", "dbeta", "dw") if name in problem.wants)))
     steps.append(Launch("gemm_prepare", prepared, row_threads, tiles.prepare_shared_bytes))
     if dn or g:
-        steps.append(Launch("gemm_mma", products, tiles.threads, tiles.shared_bytes))
+        steps.append(Launch(kernel, products, threads, shared_bytes))
     if finished != const(0):
         steps.append(Launch("gemm_finish", finished, row_threads, tiles.finish_shared_bytes))
     return Plan(tuple(steps), _workspace(problem, params, tiles), parts if g else ONE)
 
 
-def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | None:
+def wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """Of 16-bit data: an arithmetic that is not its own."""
     own = OWN_ARITHMETIC.get(problem.dtype)
     if own is not None and params["arithmetic"] != own:
         return f"{problem.dtype} data is multiplied as it is; take arithmetic={own}"
     return None
 
 
-def _unscaled(problem: Problem, params: Params, limits: Limits) -> str | None:
+def unscaled(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """Scales that would hold for no depth at all."""
     if str(params["arithmetic"]).startswith("fp16") and problem.dtype == "float32" and not number(params, "promote"):
         return "scales of float16 hold for the depth between promotions; take promote=64"
     return None
@@ -198,7 +214,8 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None
 
 
-def _beyond_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
+def beyond_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """Rows that a tile does not hold whole."""
     (_, block_n), hidden = sizes_of(params, "tile"), problem.hidden
     if params["finish"] == "epilogue" and hidden > block_n:
         return f"a tile of {params['tile']} holds {block_n} of the {hidden} values of a row of dn; take finish=second"
@@ -209,15 +226,16 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
     tiles = Tiles.of(problem, params)
     if tiles.shared_bytes > limits.shared_per_block:
         return f"needs {tiles.shared_bytes} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
-    if tiles.row_steps > _MAX_ROW_STEPS:
+    if tiles.row_steps > MAX_ROW_STEPS:
         return f"a row of {problem.hidden} values does not fit the registers of the threads that share it"
     if tiles.registers > (available := min(255, limits.registers_per_sm // tiles.threads)):
         return f"needs about {tiles.registers} registers a thread where {available} are there"
     return None
 
 
-def _mismatched(problem: Problem, params: Params, limits: Limits) -> str | None:
-    parts, (_, g, _) = number(params, "parts"), _needs(problem)
+def mismatched(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """What does not go together of reduction, parts and the gradients wanted."""
+    parts, (_, g, _) = number(params, "parts"), needs(problem)
     if problem.deterministic and params["reduction"] == "atomic":
         return "atomic additions come in another order in every run; a deterministic kernel cannot use them"
     if params["reduction"] == "atomic" and problem.param_dtype != "float32":
@@ -233,7 +251,7 @@ def _too_much_workspace(problem: Problem, params: Params, limits: Limits) -> str
     # What the clash does not look at changes nothing about it. With most parts, all of them summed, most is needed: where that
     # fits, there is no need to look at parts and reduction.
     sizes = {name: params[name] for name in ("arithmetic", "split", "tile", "promote", "depth", "finish")}
-    most = {**VARIANT.defaults, **sizes, "reduction": "two_pass", "parts": max(_PARTS)}
+    most = {**VARIANT.defaults, **sizes, "reduction": "two_pass", "parts": max(PARTS)}
     if _more_workspace_than_allowed(problem, most) is None:
         return None
     return _more_workspace_than_allowed(problem, {**most, "reduction": params["reduction"], "parts": params["parts"]})
@@ -247,20 +265,21 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None  # all of it clashes
 
 
-def _chain(problem: Problem, parts: int, promote: int) -> int:
+def chain(problem: Problem, parts: int, promote: int) -> int:
     """The most terms that are added one after the other in float32: of dn, along OUT; of G, along one part of the rows."""
-    dn, g, _ = _needs(problem)
+    dn, g, _ = needs(problem)
     depth = max(problem.out if dn else 0, -(-problem.rows // parts) if g else 0)
     return -(-depth // promote) if promote else depth
 
 
-def _inexact(problem: Problem, params: Params) -> str | None:
+def inexact(problem: Problem, params: Params) -> str | None:
+    """As Variant.inexact."""
     promote = number(params, "promote")
     if problem.dtype == "float32" and (reason := _coarse(problem, str(params["arithmetic"]), promote)):
         return reason
-    chain = _chain(problem, number(params, "parts"), promote)
-    if chain > reduction.max_chain(problem):
-        return f"adds {chain} terms in one float32 chain, more than class {problem.accuracy} bears; take more parts"
+    terms = chain(problem, number(params, "parts"), promote)
+    if terms > reduction.max_chain(problem):
+        return f"adds {terms} terms in one float32 chain, more than class {problem.accuracy} bears; take more parts"
     return None
 
 
@@ -275,17 +294,18 @@ def _coarse(problem: Problem, arithmetic: str, promote: int) -> str | None:
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
     whole_rows = problem.hidden <= sizes_of(params, "tile")[1]
-    if whole_rows and _finishes_rows(problem, params) and 8 * problem.rows * problem.hidden > _CACHED:
+    if whole_rows and finishes_rows(problem, params) and 8 * problem.rows * problem.hidden > _CACHED:
         return "dn would be written to memory and read again, where finish=epilogue needs neither"
     if params["split"] == "first" and problem.dtype != "float32" and problem.wants <= {"dx", "db"} and not _prepared(
             problem, Tiles.of(problem, params))[1]:
         return f"{problem.dtype} data has nothing to take apart here; split=loop does the same"
     if params["finish"] == "epilogue" and "dx" not in problem.wants:
         return "without dx there is nothing to finish; finish=second does the same"
-    return _wasteful_arithmetic(problem, params) or _wasteful_tile(problem, params) or _wasteful_order(problem, params)
+    return wasteful_arithmetic(problem, params) or _wasteful_tile(problem, params) or _wasteful_split(problem, params)
 
 
-def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
+def wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
+    """More accuracy, or more of what keeps it, than the class asks for."""
     arithmetic, promote = str(params["arithmetic"]), number(params, "promote")
     finer = CLASS_ERRORS[FINEST_CLASS[arithmetic]] < CLASS_ERRORS[problem.accuracy]
     cheapest = arithmetic == "fp16" or (arithmetic == "tf32" and problem.accuracy != "bf16")  # of those that meet the class
@@ -295,7 +315,7 @@ def _wasteful_arithmetic(problem: Problem, params: Params) -> str | None:
         return f"the accuracy class {problem.accuracy} needs no promotion; take promote=0"
     if arithmetic == "ffma" and params["stages"] != 3:
         return "stages of ffma are small, and products over one last long; stages=3 is enough and fits"
-    if arithmetic == "ffma" and promote != (0 if _chain(problem, number(params, "parts"), 0) <= reduction.CHAIN else 256):
+    if arithmetic == "ffma" and promote != (0 if chain(problem, number(params, "parts"), 0) <= reduction.CHAIN else 256):
         return f"ordinary sums are cut where they are longer than {reduction.CHAIN} terms, and then by promote=256"
     if promote > 128 and promote >= 2 * max(problem.rows, problem.out):
         return f"no sum is as deep as promote={promote}; promote=128 does the same"
@@ -316,15 +336,21 @@ def _wasteful_tile(problem: Problem, params: Params) -> str | None:
     return None
 
 
-def _wasteful_order(problem: Problem, params: Params) -> str | None:
-    tiles, parts, group = Tiles.of(problem, params), number(params, "parts"), number(params, "group")
+def _wasteful_split(problem: Problem, params: Params) -> str | None:
+    tiles = Tiles.of(problem, params)
     if (tiles.raw_dy or (tiles.holds_dy and not tiles.splits_first)) and tiles.tiles_h > _SPLIT_AGAIN:
         return (f"split={params['split']} takes dy apart anew for each of {tiles.tiles_h} columns of tiles; "
                 "split=first does it once")
+    return wasteful_order(problem, params, tiles)
+
+
+def wasteful_order(problem: Problem, params: Params, tiles: Tiles) -> str | None:
+    """Why these parts of the rows, or groups of rows of tiles, do the same as fewer or smaller ones; None: they do not."""
+    parts, group = number(params, "parts"), number(params, "group")
     if parts > 1 and -(-problem.rows // tiles.part) < parts:
         return f"{problem.rows} rows make fewer than {parts} parts of {tiles.part}"
     if (parts > 1 and parts * tiles.g_tiles_o * tiles.tiles_h > 2 * _ENOUGH_TILES
-            and _chain(problem, _PARTS[_PARTS.index(parts) - 1], tiles.promote) <= reduction.max_chain(problem)):
+            and chain(problem, PARTS[PARTS.index(parts) - 1], tiles.promote) <= reduction.max_chain(problem)):
         return f"fewer than {parts} parts already make enough tiles of G"
     if group > 4 and group * tiles.block_m >= 2 * max(problem.rows, problem.out):
         return f"group={group} is more than there are rows of tiles; group=4 does the same"
@@ -332,7 +358,11 @@ def _wasteful_order(problem: Problem, params: Params) -> str | None:
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
-    tiles = Tiles.of(problem, params)
+    return constants_of(problem, params, Tiles.of(problem, params))
+
+
+def constants_of(problem: Problem, params: Params, tiles: Tiles) -> dict[str, int]:
+    """The named integers that both gemm variants have."""
     sums = _sums(problem, params)
     named = {
         "THREADS": tiles.threads, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k,
@@ -349,7 +379,7 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
         named["W_TILES"] = tiles.w_tiles
     if tiles.promote:
         named["PROMOTE"] = tiles.promote
-    if tiles.scaled:
+    if tiles.scaled and not tiles.cells:
         named["SCALES_SLOTS"] = tiles.scales_slots
     if "dw" in sums:
         named["DW_PARTS_PITCH"] = round_up(sums["dw"], 4)
@@ -363,16 +393,16 @@ VARIANT = Variant(
              "split": ("first", "loop", "fragments"), "tile": ("128x128", "256x128", "128x64", "64x128", "64x64", "64x32"),
              "warps": ("2x4", "2x2", "4x2"),
              "promote": (64, 128, 256, 0), "depth": (32, 64, 16), "stages": (3, 2, 4),
-             "reduction": ("two_pass", "atomic", "direct"), "parts": _PARTS, "finish": ("second", "epilogue"), "group": (8, 4)},
+             "reduction": ("two_pass", "atomic", "direct"), "parts": PARTS, "finish": ("second", "epilogue"), "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "warps": "2x4", "promote": 64, "depth": 64,
               "stages": 3, "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
-    refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
-    clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
-             Clash(("tile", "finish"), _beyond_tile),
-             Clash(("arithmetic", "promote"), _unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages),
+    refuses=_refuses, inexact=inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
+    clashes=(Clash(("arithmetic",), wrong_arithmetic), Clash(("tile", "warps"), _wrong_tile),
+             Clash(("tile", "finish"), beyond_tile),
+             Clash(("arithmetic", "promote"), unscaled), Clash(("arithmetic", "split", "stages"), _wrong_stages),
              Clash(("arithmetic", "split"), _nothing_to_split), Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("split", "tile", "warps", "promote", "depth", "stages"), _wrong_fragments),
              Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
-             Clash(("reduction", "parts"), _mismatched),
+             Clash(("reduction", "parts"), mismatched),
              Clash(("arithmetic", "split", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),
 )

@@ -45,6 +45,7 @@ class Tiles:
         raw_dy: but not those of dy, which are copied as they are and taken apart in the fragments.
         holds_dy: whether dy passes registers on its way into the products, as x does; else it is copied.
         finishes: whether a tile of dn becomes one of dx at once.
+        cells: whether all operands, those of 16-bit data too, come to the products as planes in cells.
         hidden, out: sizes of the problem.
     """
 
@@ -64,6 +65,7 @@ class Tiles:
     finishes: bool
     hidden: int
     out: int
+    cells: bool = False
 
     @classmethod
     def of(cls, problem: Problem, params: Params) -> Tiles:

@@ -32,6 +32,8 @@ MEANINGS = {
     "PROMOTE": "depth after which sums leave the tensor cores; 0: at the end alone",
     "PART": "rows, and columns of dy, that share scales and a partial sum of db",
     "GROUP": "rows of tiles that blocks take together",
+    "PRODUCER_REGISTERS": "registers of a thread of the warpgroup that copies",
+    "CONSUMER_REGISTERS": "registers of a thread that multiplies",
     "SCALES_SLOTS": "sets of scales in shared memory",
     "ROW_PAD": "planes have a multiple of so many rows",
     "OUT_PITCH": "values in a row of the planes of dy, and rows of those of w",

@@ -10,7 +10,7 @@ from codegen.errors import InvalidConfig
 from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.variant import Variant
-from codegen.variants import VARIANTS
+from codegen.variants import VARIANTS, default_names
 from codegen.walk import Walk
 
 
@@ -97,14 +97,14 @@ def valid_configs(problem: Problem, limits: Limits, names: Iterable[str] | None 
     Args:
         problem: what is to be computed.
         limits: the GPU.
-        names: of the variants; None: all.
+        names: of the variants; None: all that have been tried on a GPU.
         on_refused: told of the others: a reason, and how many combinations of a variant fall to it.
 
     Raises:
         InvalidConfig: there is no variant of one of those names.
     """
     found: list[Config] = []
-    for name in VARIANTS if names is None else names:
+    for name in default_names() if names is None else names:
         walk = Walk(problem, limits, variant_of(name))
         found += walk.valid
         for reason, count in walk.refused.items():

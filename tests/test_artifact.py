@@ -48,7 +48,8 @@ def run(command: Sequence[str | Path], folder: Path) -> str:
 
 
 def nvcc(folder: Path, *arguments: str, arch: str = "sm_90a") -> None:
-    run([find_nvcc(arch).path, "-std=c++17", f"-arch={arch}", *arguments], folder)
+    code = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
+    run([find_nvcc(arch).path, "-std=c++17", code, *arguments], folder)
 
 
 def strong_symbols(folder: Path, *arguments: str) -> set[str]:

@@ -13,6 +13,9 @@ from tuner.store import Store
 from tuner.toolchain import REPORT, find_nvcc
 
 PTX = render_template("_ptx.cu.j2", async_copies=True, matrix_products=True, short_types=["bfloat16", "float16"])
+GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, columns=24, arithmetic=arithmetic)
+          for arithmetic in ("fp16x3", "bf16")}
+"""What a Hopper GPU alone compiles, for products of either type."""
 
 CALLS = """
 struct Params { const float* x; float* y; };
@@ -50,10 +53,58 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
 }
 """
 
+CALLS_OF_GROUPS = """
+struct Params { const float* x; float* y; };
+extern "C" __global__ void calls(const __grid_constant__ Params p) {
+  unsigned long long* barrier = reinterpret_cast<unsigned long long*>(dynamic_shared());
+  init_barrier(barrier, 1);
+  fence_barriers();
+  __syncthreads();
+  if (threadIdx.x >= 128) {
+    give_up_registers<40>();
+    arrive_expecting(barrier, 64);
+    arrive(barrier);
+    copy_bulk(dynamic_shared() + 4, p.x, 64, barrier);
+    arrive_threads(1, 256);
+  } else {
+    take_registers<232>();
+    wait_phase(barrier, 0);
+    sync_threads(1, 256);
+    float d[3][4] = {};
+    fence_products();
+    multiply_group_TYPE<true>(d, shared_address(barrier), 0, true);
+    multiply_group_TYPE<false>(d, 0, 0, false);
+    commit_products();
+    wait_for_products<0>();
+    settle(d);
+    for (int j = 0; j < 3; ++j) p.y[j] = d[j][0] + d[j][1] + d[j][2] + d[j][3];
+  }
+}
+"""
+
+
+def calls_of(arithmetic: str) -> str:
+    return CALLS_OF_GROUPS.replace("TYPE", "f16" if arithmetic == "fp16x3" else "bf16")
+
+
+def functions(text: str) -> set[str]:
+    return set(re.findall(r"__forceinline__ [\w ]+?\W*(\w+)\(", text))
+
 
 def test_every_function_is_called() -> None:
-    names = set(re.findall(r"__forceinline__ [\w ]+?\W*(\w+)\(", PTX))
+    names = functions(PTX)
     assert len(names) > 20 and names == {name for name in names if re.search(rf"\b{name}[(<]", CALLS)}
+    for arithmetic, text in GROUPS.items():
+        names = functions(text) - functions(PTX)
+        assert len(names) > 14 and names == {name for name in names if re.search(rf"\b{name}[(<]", calls_of(arithmetic))}
+
+
+@pytest.mark.parametrize("arithmetic", GROUPS)
+def test_nvcc_and_the_host_compile_those_of_warpgroups(arithmetic: str, store: Store, host_executor: HostExecutor) -> None:
+    text = GROUPS[arithmetic] + calls_of(arithmetic).replace("calls(", "__launch_bounds__(256, 1) calls(")
+    binary = find_nvcc("sm_90a").compile(text, "sm_90a", store)
+    assert "warning" not in (binary.cubin.parent / REPORT).read_text()
+    host_executor.load(text, ("calls",))
 
 
 @pytest.mark.parametrize("arch", [target(name).arch for name in TARGETS])

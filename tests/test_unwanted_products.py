@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -22,10 +23,10 @@ def products(config: Config, wants: str, folder: Path) -> int:
     """Matrix instructions in what nvcc makes of all kernels of the config."""
     problem = Problem(SMALL_SHAPE.rows, SMALL_SHAPE.hidden, SMALL_SHAPE.out, wants=frozenset((wants,)))
     (folder / "kernel.cu").write_text(render(problem, config).text)
-    command = [str(find_nvcc("sm_80").path), "-std=c++17", "-arch=sm_80", "-ptx", "kernel.cu", "-o", "kernel.ptx"]
+    command = [str(find_nvcc("sm_90a").path), "-std=c++17", "-arch=compute_90a", "-ptx", "kernel.cu", "-o", "kernel.ptx"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return (folder / "kernel.ptx").read_text().count("mma.sync")
+    return len(re.findall(r"\bmma\.sync|\bwgmma\.mma_async", (folder / "kernel.ptx").read_text()))
 
 
 @pytest.mark.parametrize("config", WITH_PRODUCTS, ids=str)

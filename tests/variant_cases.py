@@ -40,10 +40,12 @@ SMALL: dict[str, dict[str, Value]] = {
     "weight_stream": {"threads": 64, "rows": 2, "outs": 8, "unroll": 2},
     "tile_mma": {"rows": 32, "warps": 4, "stages": 2},
     "gemm_mma": {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "parts": 2, "group": 4},
+    "gemm_wgmma": {"tile": "64x64", "groups": 1, "stages": 2, "parts": 2, "group": 4},
 }
 
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
-    "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}]}
+    "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}],
+    "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}]}
 """Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""
 
 KEPT = ("reduction", "arithmetic", "split")

@@ -15,7 +15,7 @@ from codegen.config import Config, Value
 from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.space import valid_configs, variant_of, why_not
-from codegen.variants import VARIANTS
+from codegen.variants import default_names
 
 _ONE_DIFFERS = 1 << 16
 """More than all steps between the choices of all parameters."""
@@ -49,12 +49,12 @@ class Space:
 
 
 def survey(problem: Problem, limits: Limits, variants: Iterable[str] | None = None) -> Space:
-    """Judges every combination of the variants (None: all of them).
+    """Judges every combination of the variants (None: all that have been tried on a GPU).
 
     Raises:
         InvalidConfig: there is no variant of one of those names.
     """
-    names = tuple(VARIANTS) if variants is None else tuple(dict.fromkeys(variants))
+    names = default_names() if variants is None else tuple(dict.fromkeys(variants))
     refused: Counter[str] = Counter()
 
     examples: dict[str, str] = {}

@@ -12,7 +12,7 @@ from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.space import make_config, variant_of, why_not
-from codegen.variants import VARIANTS
+from codegen.variants import default_names
 from tuner.candidates import Neighbourhood, Space, survey
 from tuner.costmodel import predict
 from tuner.errors import NoValidKernel
@@ -37,7 +37,7 @@ def best_predicted(problem: Problem, limits: Limits) -> Config:
         if config not in times and why_not(problem, config, limits) is None:
             times[config] = predict(problem, config, limits).time_us
 
-    for name in VARIANTS:
+    for name in default_names():
         for config in _near(make_config(name)):
             look(config)
     if not times:

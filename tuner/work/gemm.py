@@ -41,12 +41,12 @@ def _is_scaled(setting: Setting) -> bool:
 
 def _in_loop(setting: Setting) -> bool:
     """Whether the products themselves take values apart."""
-    return setting.params["split"] == "loop"
+    return setting.params.get("split") == "loop"
 
 
 def _in_fragments(setting: Setting) -> bool:
     """Whether the products copy dy as it is, and take it apart in the fragments."""
-    return setting.params["split"] == "fragments"
+    return setting.params.get("split") == "fragments"
 
 
 def _in_epilogue(setting: Setting) -> bool:
@@ -133,7 +133,8 @@ def _finish(setting: Setting) -> Work:
     sums = 0.0
     if "DW_SUM_BLOCKS" in constants:
         sums = float(problem.hidden * problem.out) * (4 * setting.splits + setting.param_size)
-    sums_dy = _wants_g(setting) and (setting.data_size == 2 or _in_fragments(setting))  # in the products of G
+    # In the products of G, but not in those of warpgroups.
+    sums_dy = _wants_g(setting) and "groups" not in setting.params and (setting.data_size == 2 or _in_fragments(setting))
     db_parts = setting.splits if sums_dy else math.ceil(problem.rows / constants["PART"])
     chain = 2 * L2 + 2 * (5 * SHUFFLE + 2 * BARRIER) + values * 3 * FMA
     return Work(

@@ -33,6 +33,8 @@ const char* Machine::run(const Work& work) {
   fibers_used_ = 0;
   idle_.clear();
   for (Thread& thread : threads_) thread.copies.clear();  // of a launch that failed
+  bulk_copies_.clear();
+  for (WarpProducts& products : products_) products.clear();
   here = {{0, 0, 0}, {0, 0, 0}, {work.block, 1, 1}, {static_cast<unsigned>(work.grid), 1, 1},
           reinterpret_cast<float*>(work.shared->data())};
   message_[0] = '\0';
@@ -54,8 +56,11 @@ void Machine::run_block(uint64_t index) {
     const unsigned lanes = work_.block - first;
     warps_[first / kWarp] = {lanes >= kWarp ? ~0u : (1u << lanes) - 1, 0, 0};
   }
+  for (NamedBarrier& barrier : named_barriers_) barrier = {};
+  for (unsigned& waiting : in_group_) waiting = 0;
   unstarted_ = work_.order.walk(work_.block);
   jump(main_, idle_fiber().context);
+  if (!bulk_copies_.empty()) fail("leaves the kernel, as all others have, before a bulk copy to %s has ended", place(reinterpret_cast<uintptr_t>(bulk_copies_.front().to)));
 }
 
 Machine::Fiber& Machine::idle_fiber() {
@@ -84,6 +89,7 @@ void Machine::fiber_loop(Fiber& fiber) {
   for (;;) {
     while (start_next(fiber) && ready_.empty()) {
     }
+    if (ready_.empty() && exited_ != work_.block) land_copies();
     idle_.push_back(&fiber);
     if (!ready_.empty()) {
       resume_next(fiber);
@@ -110,6 +116,7 @@ bool Machine::start_next(Fiber& fiber) {
 
 void Machine::leave_kernel() {
   if (!self_->copies.empty()) fail("leaves the kernel before its asynchronous copies have ended");
+  if (!products_[self_->index / kWarp].empty()) fail("leaves the kernel before products of its warpgroup were waited for");
   if (at_barrier_ != 0) {
     fail("leaves the kernel while thread %u waits at __syncthreads (line %d)", first_at_barrier_, barrier_line_);
   }
@@ -157,7 +164,9 @@ void Machine::suspend() {
   } else if (!unstarted_.empty()) {
     jump(fiber.context, idle_fiber().context);
   } else {
-    fail_deadlocked();
+    land_copies();
+    if (ready_.empty()) fail_deadlocked();
+    resume_next(fiber);
   }
 }
 

@@ -10,8 +10,10 @@
 
 #include "cuda_on_host/copies.h"
 #include "cuda_on_host/fiber.h"
+#include "cuda_on_host/groups.h"
 #include "cuda_on_host/memory.h"
 #include "cuda_on_host/order.h"
+#include "cuda_on_host/phases.h"
 #include "cuda_on_host/runtime.h"
 
 namespace cuda_on_host {
@@ -55,6 +57,14 @@ class Machine {
 
   void start_copy(void* to, const void* from, unsigned bytes, bool exists, int line);
   CopyQueue& copies() { return self_->copies; }
+
+  void init_barrier(uint64_t* barrier, unsigned arrivals, int line);
+  void arrive(uint64_t* barrier, unsigned bytes, int line);
+  void wait_phase(uint64_t* barrier, unsigned phase, int line);
+  void start_bulk_copy(const BulkCopy& copy, int line);
+  void sync_threads(int barrier, unsigned threads, bool waits, int line);
+
+  void multiply_group(const GroupProduct& product, int line);
 
   // Ends the launch: leaves the running fiber for good. The message follows "kernel k, block b, thread t: ".
   [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -102,6 +112,10 @@ class Machine {
   void release(Thread& thread);
   void complete(Warp& warp, unsigned first, unsigned mask);
   void complete_matrices(unsigned first);
+  void complete_group(unsigned first);
+  PhaseBarrier& barrier_at(uint64_t* barrier, int line);
+  void end_phase(PhaseBarrier& barrier);
+  void land_copies();
   unsigned source_lane(const Request& request, unsigned lane, unsigned mask);
   [[noreturn]] void fail_deadlocked();
   const Buffer* buffer_at(uintptr_t address) const;
@@ -129,6 +143,10 @@ class Machine {
   std::vector<Thread*> ready_;  // a stack: the last one runs next
   std::vector<Fiber*> idle_;
   Warp warps_[kMaxThreads / kWarp];
+  std::vector<BulkCopy> bulk_copies_;
+  NamedBarrier named_barriers_[kNamedBarriers];
+  WarpProducts products_[kMaxThreads / kWarp];
+  unsigned in_group_[kMaxThreads / kWarpgroup];  // threads of each warpgroup that wait for the others of it
   Thread threads_[kMaxThreads];
   Fiber fibers_[kMaxThreads];
 };

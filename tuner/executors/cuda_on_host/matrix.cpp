@@ -109,11 +109,31 @@ inline float truncated(int64_t total, int scale) {
   return static_cast<float>(exact);
 }
 
-// A warp's matrices. The two halves of a word are neighbours along k, but a sum has no order: all low halves come first.
+// The matrices of one instruction. The two halves of a word are neighbours along k, but a sum has no order: all low halves come first.
 template <class F, int HALVES>
 class Product {
  public:
-  explicit Product(const Fragments* const (&lanes)[kWarp]) : lanes_(lanes) {
+  // As the lanes of a warp hold them, who get the sums.
+  static void of_lanes(const Fragments* const (&lanes)[kWarp]) {
+    Product product(lanes);
+    product.compute();
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      const unsigned g = lane / 4, t = lane % 4;
+      for (unsigned i = 0; i < 4; ++i) lanes[lane]->d[i] = product.result_[g + 8 * (i / 2)][2 * t + i % 2];
+    }
+  }
+
+  // As matrices of two values a word, `columns` columns of b and d, which gets the sums.
+  static void of_rows(float* d, const uint16_t (&a)[kRows][2 * kWords], const uint16_t* b, unsigned columns) {
+    for (unsigned first = 0; first < columns; first += kColumns) {
+      Product product(d + first, a, b + first, columns);
+      product.compute();
+      for (int row = 0; row < kRows; ++row) memcpy(d + row * columns + first, product.result_[row], sizeof product.result_[row]);
+    }
+  }
+
+ private:
+  explicit Product(const Fragments* const (&lanes)[kWarp]) {
     for (unsigned lane = 0; lane < kWarp; ++lane) {
       const Fragments& from = *lanes[lane];
       const unsigned g = lane / 4, t = lane % 4;
@@ -122,6 +142,16 @@ class Product {
         memcpy(&d_[g + 8 * (i / 2)][2 * t + i % 2], &from.d[i], sizeof(float));
       }
       for (unsigned i = 0; i < 2; ++i) b_[t + 4 * i][g] = from.b[i];
+    }
+  }
+
+  Product(const float* d, const uint16_t (&a)[kRows][2 * kWords], const uint16_t* b, unsigned columns) {
+    memcpy(a_, a, sizeof a_);
+    for (int row = 0; row < kRows; ++row) memcpy(d_[row], d + row * columns, sizeof d_[row]);
+    for (unsigned word = 0; word < kWords; ++word) {
+      for (unsigned column = 0; column < kColumns; ++column) {
+        b_[word][column] = b[2 * word * columns + column] | static_cast<uint32_t>(b[(2 * word + 1) * columns + column]) << 16;
+      }
     }
   }
 
@@ -138,13 +168,8 @@ class Product {
     for (int column = 0; column < kColumns; column += kLanes) compute(column);
     const Ints none = {};
     if (memcmp(&special_, &none, sizeof none) != 0) compute_special();
-    for (unsigned lane = 0; lane < kWarp; ++lane) {
-      const unsigned g = lane / 4, t = lane % 4;
-      for (unsigned i = 0; i < 4; ++i) lanes_[lane]->d[i] = result_[g + 8 * (i / 2)][2 * t + i % 2];
-    }
   }
 
- private:
   static constexpr int kDepth = HALVES * kWords;
   static constexpr int kShift[2] = {HALVES == 2 ? 0 : 13, 16};
 
@@ -195,7 +220,6 @@ class Product {
     }
   }
 
-  const Fragments* const (&lanes_)[kWarp];
   uint32_t a_[kRows][kWords];
   uint32_t b_[kWords][kColumns];
   uint32_t d_[kRows][kColumns];
@@ -207,9 +231,16 @@ class Product {
 
 }  // namespace
 
-void multiply_f16(const Fragments* const (&lanes)[kWarp]) { Product<Float16, 2>(lanes).compute(); }
-void multiply_bf16(const Fragments* const (&lanes)[kWarp]) { Product<Bfloat16, 2>(lanes).compute(); }
-void multiply_tf32(const Fragments* const (&lanes)[kWarp]) { Product<Float19, 1>(lanes).compute(); }
+void multiply_f16(const Fragments* const (&lanes)[kWarp]) { Product<Float16, 2>::of_lanes(lanes); }
+void multiply_bf16(const Fragments* const (&lanes)[kWarp]) { Product<Bfloat16, 2>::of_lanes(lanes); }
+void multiply_tf32(const Fragments* const (&lanes)[kWarp]) { Product<Float19, 1>::of_lanes(lanes); }
+
+void multiply_rows_f16(float* d, const uint16_t (&a)[kRows][2 * kWords], const uint16_t* b, unsigned columns) {
+  Product<Float16, 2>::of_rows(d, a, b, columns);
+}
+void multiply_rows_bf16(float* d, const uint16_t (&a)[kRows][2 * kWords], const uint16_t* b, unsigned columns) {
+  Product<Bfloat16, 2>::of_rows(d, a, b, columns);
+}
 
 void distribute(const MatrixRow* const (&lanes)[kWarp]) {
   for (unsigned lane = 0; lane < kWarp; ++lane) {

@@ -81,3 +81,48 @@ inline void load_matrices(unsigned (&r)[4], const void* row, int line = __builti
 inline void load_matrices_transposed(unsigned (&r)[4], const void* row, int line = __builtin_LINE()) {
   ::cuda_on_host::load_matrices(::cuda_on_host::Call::load_matrices_transposed, {r, row}, line);
 }
+
+// Barriers in shared memory and bulk copies.
+inline unsigned shared_address(const void* pointer) { return ::cuda_on_host::shared_address(pointer); }
+inline void init_barrier(unsigned long long* barrier, int arrivals, int line = __builtin_LINE()) {
+  ::cuda_on_host::init_barrier(reinterpret_cast<uint64_t*>(barrier), static_cast<unsigned>(arrivals), line);
+}
+inline void fence_barriers() {}
+inline void arrive(unsigned long long* barrier, int line = __builtin_LINE()) { ::cuda_on_host::arrive(reinterpret_cast<uint64_t*>(barrier), 0, line); }
+inline void arrive_expecting(unsigned long long* barrier, int bytes, int line = __builtin_LINE()) {
+  ::cuda_on_host::arrive(reinterpret_cast<uint64_t*>(barrier), static_cast<unsigned>(bytes), line);
+}
+inline void wait_phase(unsigned long long* barrier, int phase, int line = __builtin_LINE()) {
+  ::cuda_on_host::wait_phase(reinterpret_cast<uint64_t*>(barrier), static_cast<unsigned>(phase), line);
+}
+inline void copy_bulk(void* to, const void* from, int bytes, unsigned long long* barrier, int line = __builtin_LINE()) {
+  ::cuda_on_host::start_bulk_copy(to, from, static_cast<unsigned>(bytes), reinterpret_cast<uint64_t*>(barrier), line);
+}
+
+// Some of a block's warps.
+inline void sync_threads(int barrier, int threads, int line = __builtin_LINE()) {
+  ::cuda_on_host::sync_threads(barrier, static_cast<unsigned>(threads), line);
+}
+inline void arrive_threads(int barrier, int threads, int line = __builtin_LINE()) {
+  ::cuda_on_host::arrive_threads(barrier, static_cast<unsigned>(threads), line);
+}
+template <int REGISTERS>
+inline void give_up_registers() {}
+template <int REGISTERS>
+inline void take_registers() {}
+
+// Products of a warpgroup.
+inline void fence_products(int line = __builtin_LINE()) { ::cuda_on_host::fence_products(line); }
+inline void commit_products(int line = __builtin_LINE()) { ::cuda_on_host::commit_products(line); }
+template <int LATEST>
+inline void wait_for_products(int line = __builtin_LINE()) { ::cuda_on_host::wait_for_products(LATEST, line); }
+template <int N>
+inline void settle(float (&)[N][4]) {}
+template <bool A_BY_DEPTH, int N>
+inline void multiply_group_f16(float (&d)[N][4], unsigned long long a, unsigned long long b, bool accumulate, int line = __builtin_LINE()) {
+  ::cuda_on_host::multiply_group({d[0], 8 * N, a, b, accumulate, false, A_BY_DEPTH, true}, line);
+}
+template <bool A_BY_DEPTH, int N>
+inline void multiply_group_bf16(float (&d)[N][4], unsigned long long a, unsigned long long b, bool accumulate, int line = __builtin_LINE()) {
+  ::cuda_on_host::multiply_group({d[0], 8 * N, a, b, accumulate, true, A_BY_DEPTH, true}, line);
+}

@@ -30,8 +30,11 @@ extern CUDA_ON_HOST_THREAD_LOCAL Here here;
 enum class Call : uint8_t {
   none,
   syncthreads,
+  sync_threads, wait_phase,  // of some warps, and of whoever arrives at a barrier in shared memory
+  multiply_group,  // of a warpgroup
   syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,  // of the lanes of a mask
   mma_f16, mma_bf16, mma_tf32, load_matrices, load_matrices_transposed,  // of whole warps
+  fence_products, commit_products, wait_for_products,
 };
 
 // As the source spells it.
@@ -41,8 +44,8 @@ const char* name_of(Call call);
 struct Request {
   Call call = Call::none;
   int line = 0;           // of the kernel source
-  unsigned mask = 0;      // lanes that take part; unused by syncthreads
-  int operand = 0;        // of a shuffle: source lane, delta or lane mask
+  unsigned mask = 0;      // lanes that take part; unused by calls of more than a warp
+  int operand = 0;        // of a shuffle: source lane, delta or lane mask; of sync_threads: the barrier; of wait_phase: the phase
   int width = 32;         // of a shuffle: lanes in a segment
   uint64_t value = 0;     // what the lane brings: the bits to shuffle, its vote, or the address of one of the structs below
 };
@@ -75,6 +78,37 @@ void start_copy(void* to, const void* from, unsigned bytes, bool exists, int lin
 void commit_copies();
 void end_copy_groups(unsigned latest);
 void end_copies();
+
+// Barriers in shared memory, and copies that end at them: phases.h.
+void init_barrier(uint64_t* barrier, unsigned arrivals, int line);
+void arrive(uint64_t* barrier, unsigned bytes, int line);
+void wait_phase(uint64_t* barrier, unsigned phase, int line);
+void start_bulk_copy(void* to, const void* from, unsigned bytes, uint64_t* barrier, int line);
+
+// Barriers of some of a block's warps. Waits for `threads` arrivals, its own among them; or only arrives.
+void sync_threads(int barrier, unsigned threads, int line);
+void arrive_threads(int barrier, unsigned threads, int line);
+
+// A thread's part of a product of a warpgroup: groups.h.
+struct GroupProduct {
+  float* d;  // columns / 2
+  unsigned columns;
+  uint64_t a, b;     // descriptors
+  bool accumulate;   // or begins at zero
+  bool bf16;         // or float16
+  bool a_by_depth, b_by_depth;  // whether neighbours in memory are neighbours along the rows of a, the columns of b; or along k
+};
+void multiply_group(const GroupProduct& product, int line);
+void fence_products(int line);
+void commit_products(int line);
+void wait_for_products(unsigned latest, int line);
+
+// Addresses in the window of shared memory, as descriptors have them. As on the device, a block's begin behind 1024 bytes that are
+// not the block's; but they are aligned no better than here.
+inline uintptr_t shared_base(uintptr_t shared) { return shared - shared % 1024 - 1024; }
+inline unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(reinterpret_cast<uintptr_t>(pointer) - shared_base(reinterpret_cast<uintptr_t>(here.shared)));
+}
 
 // Ends the launch with an error.
 [[noreturn]] void trap(int line);

@@ -10,6 +10,9 @@ namespace cuda_on_host {
 const char* name_of(Call call) {
   switch (call) {
     case Call::syncthreads: return "__syncthreads";
+    case Call::sync_threads: return "sync_threads";
+    case Call::wait_phase: return "wait_phase";
+    case Call::multiply_group: return "multiply_group";
     case Call::syncwarp: return "__syncwarp";
     case Call::shfl: return "__shfl_sync";
     case Call::shfl_up: return "__shfl_up_sync";
@@ -23,6 +26,9 @@ const char* name_of(Call call) {
     case Call::mma_tf32: return "mma_tf32";
     case Call::load_matrices: return "load_matrices";
     case Call::load_matrices_transposed: return "load_matrices_transposed";
+    case Call::fence_products: return "fence_products";
+    case Call::commit_products: return "commit_products";
+    case Call::wait_for_products: return "wait_for_products";
     case Call::none: break;
   }
   return "no call";
@@ -34,7 +40,9 @@ bool is_shuffle(Call call) { return call >= Call::shfl && call <= Call::shfl_xor
 
 bool is_of_whole_warps(Call call) { return call >= Call::mma_f16; }
 
-bool has_mask(Call call) { return call != Call::syncthreads && !is_of_whole_warps(call); }
+bool is_of_a_warp(Call call) { return call >= Call::syncwarp; }
+
+bool has_mask(Call call) { return is_of_a_warp(call) && !is_of_whole_warps(call); }
 
 bool meet(const Request& a, const Request& b) { return a.call == b.call && a.line == b.line && a.mask == b.mask; }
 
@@ -141,7 +149,11 @@ void Machine::complete(Warp& warp, unsigned first, unsigned mask) {
 
 void Machine::complete_matrices(unsigned first) {
   const Thread* const threads = threads_ + first;
-  switch (threads->waits.call) {
+  const Request& call = threads->waits;
+  switch (call.call) {
+    case Call::fence_products: return products_[first / kWarp].fence();
+    case Call::commit_products: return products_[first / kWarp].commit();
+    case Call::wait_for_products: return products_[first / kWarp].end_groups(static_cast<unsigned>(call.operand));
     case Call::mma_f16: return multiply_f16(Brought<Fragments>(threads).lanes);
     case Call::mma_bf16: return multiply_bf16(Brought<Fragments>(threads).lanes);
     case Call::mma_tf32: return multiply_tf32(Brought<Fragments>(threads).lanes);
@@ -176,6 +188,10 @@ void Machine::fail_deadlocked() {
     Thread& thread = threads_[index];
     const Request& call = thread.waits;
     if (call.call == Call::none || call.call == Call::syncthreads) continue;
+    if (!is_of_a_warp(call.call)) {
+      become(thread);
+      fail("waits at %s (line %d) for threads that never come", name_of(call.call), call.line);
+    }
     for (unsigned rest = call.mask; rest != 0; rest &= rest - 1) {
       const Thread& other = threads_[index - index % kWarp + static_cast<unsigned>(__builtin_ctz(rest))];
       if (meet(call, other.waits)) continue;

@@ -1,0 +1,139 @@
+"""The variant gemm_wgmma: gemm_mma's launches, with products of whole warpgroups and copies in bulk, which Hopper alone has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen import gemm_mma, reduction
+from codegen.arithmetic import PLANES
+from codegen.gemm_tiles import Tiles, sizes_of
+from codegen.limits import Limits
+from codegen.plan import Plan
+from codegen.problem import Problem
+from codegen.variant import Clash, Params, Variant, number
+
+_ARCH = "sm_90a"
+"""The only architecture with wgmma and setmaxnreg ("Asynchronous Warpgroup Level Matrix Instructions" of the PTX ISA)."""
+
+_COPIERS = 128
+"""Threads of a block beside those that multiply: registers are given to whole warpgroups, so one thread's work takes one."""
+
+_ALIGNMENT = 1024
+"""Bytes a swizzle repeats after: cells begin at multiples of it."""
+
+_BARRIERS = 128
+"""Bytes for the barriers that are not of stages, and for the numbers of tiles."""
+
+_MOST_STAGES = 6
+_ENOUGH_STAGES = 96 << 10
+"""Bytes of all stages below which there is room for more of them."""
+
+_REGISTERS = {1: (0, 255), 2: (40, 232)}
+"""By how many warpgroups multiply: registers of a thread that copies (0: as it began), and of one that multiplies. Multiples of 8
+that come, with those of all warpgroups, to what the SM has for a block of so many."""
+
+
+def _tiles(problem: Problem, params: Params) -> Tiles:
+    """The geometry of gemm_mma, with other warps and with all operands in cells."""
+    tiles = Tiles.of(problem, {"finish": "second", **params, "warps": f"{4 * number(params, 'groups')}x1", "split": "first"})
+    return replace(tiles, holds_dy=True, cells=True)
+
+
+def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
+    """Of a block: room to align, the stages with their scales, what the epilogue of G needs, and barriers."""
+    cells = 2 * tiles.planes * (tiles.block_m + tiles.block_n) * tiles.block_k
+    scales = 4 * (tiles.block_m + tiles.block_n) * (tiles.stages + 1) if tiles.scaled else 0
+    epilogue = 4 * (tiles.block_m + 2 * tiles.warps_m * tiles.block_n) if gemm_mma.needs(problem)[1] else 0
+    return _ALIGNMENT + tiles.stages * (cells + 16) + scales + epilogue + _BARRIERS
+
+
+def _plan(problem: Problem, params: Params) -> Plan:
+    tiles = _tiles(problem, params)
+    return gemm_mma.plan_of(problem, params, tiles, "gemm_wgmma", tiles.threads + _COPIERS, _shared_bytes(problem, tiles))
+
+
+def _constants(problem: Problem, params: Params) -> dict[str, int]:
+    named = gemm_mma.constants_of(problem, params, _tiles(problem, params))
+    copying, multiplying = _REGISTERS[number(params, "groups")]
+    if copying and (gemm_mma.needs(problem)[0] or gemm_mma.needs(problem)[1]):
+        named |= {"PRODUCER_REGISTERS": copying, "CONSUMER_REGISTERS": multiplying}
+    return named
+
+
+def _wrong_gpu(problem: Problem, params: Params, limits: Limits) -> str | None:
+    return None if limits.arch == _ARCH else f"multiplies with instructions of {_ARCH}, which {limits.name} ({limits.arch}) lacks"
+
+
+def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
+    (block_m, _), groups = sizes_of(params, "tile"), number(params, "groups")
+    if block_m % (64 * groups):
+        return f"tile={params['tile']} is not shared out among {groups} warpgroups in 64 rows each"
+    return None
+
+
+def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["depth"] != 64 and not (problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")):
+        return "planes of dy that both products share are cut in squares, 64 values each way; take depth=64"
+    return None
+
+
+def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
+    tiles = _tiles(problem, params)
+    if (needed := _shared_bytes(problem, tiles)) > limits.shared_per_block:
+        return f"needs {needed} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
+    if tiles.row_steps > gemm_mma.MAX_ROW_STEPS:
+        return f"a row of {problem.hidden} values does not fit the registers of the threads that share it"
+    available = _REGISTERS[number(params, "groups")][1]
+    if (registers := _registers(tiles)) > available:
+        return f"needs about {registers} registers a thread where {available} are there"
+    return None
+
+
+def _registers(tiles: Tiles) -> int:
+    """Estimate for a thread that multiplies: its sums, twice where they are promoted, and 24. From compiled kernels."""
+    sums = tiles.block_m * tiles.block_n // tiles.threads
+    return sums * (2 if tiles.promote else 1) + 24
+
+
+def _too_much_workspace(problem: Problem, params: Params, limits: Limits) -> str | None:
+    return reduction.too_much_workspace(problem, _plan(problem, {**VARIANT.defaults, **params}))
+
+
+def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
+    return None  # all of it clashes
+
+
+def _wasteful(problem: Problem, params: Params) -> str | None:
+    (block_m, block_n), groups = sizes_of(params, "tile"), number(params, "groups")
+    if params["finish"] == "epilogue" and "dx" not in problem.wants:
+        return "without dx there is nothing to finish; finish=second does the same"
+    if (block_m > 64 and block_m >= 2 * max(problem.rows, problem.out)) or (block_n > 64 and block_n >= 2 * problem.hidden):
+        return f"tile={params['tile']} is mostly padding; take a smaller one"
+    if groups == 1 and block_m > 64 and params["promote"]:
+        return "one warpgroup has nothing to multiply while it promotes; take groups=2"
+    stage = 2 * PLANES[str(params["arithmetic"])] * (block_m + block_n) * number(params, "depth")
+    if (stages := number(params, "stages")) < _MOST_STAGES and stages * stage < _ENOUGH_STAGES:
+        return f"{stages} stages are little to have on the way; take more"
+    return (gemm_mma.wasteful_arithmetic(problem, params)
+            or gemm_mma.wasteful_order(problem, params, _tiles(problem, params)))
+
+
+VARIANT = Variant(
+    name="gemm_wgmma",
+    summary="gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.",
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"),
+             "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
+             "depth": (64, 32), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
+             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_mma.PARTS, "finish": ("second", "epilogue"),
+             "group": (8, 4)},
+    defaults={"arithmetic": "fp16x3", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
+              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
+    refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
+    clashes=(Clash(("arithmetic",), _wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
+             Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
+             Clash(("arithmetic", "depth"), _wrong_depth),
+             Clash(("arithmetic", "promote"), gemm_mma.unscaled),
+             Clash(("arithmetic", "tile", "groups", "depth", "promote", "stages"), _too_large),
+             Clash(("reduction", "parts"), gemm_mma.mismatched),
+             Clash(("arithmetic", "tile", "depth", "promote", "reduction", "parts", "finish"), _too_much_workspace)),
+)

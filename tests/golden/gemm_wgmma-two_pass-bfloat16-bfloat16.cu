@@ -1,0 +1,1176 @@
+// gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.
+// Config: gemm_wgmma:arithmetic=bf16,tile=128x128,groups=2,depth=64,promote=64,stages=3,reduction=two_pass,parts=2,finish=second,group=8
+//
+// Backward pass of y = Linear(LayerNorm(x)), bfloat16, for rows of HIDDEN values and OUT outputs:
+//   xhat = (x - mean) * rstd        dn = dy @ w
+//   dx     = rstd * (dn*gamma - mean_h(dn*gamma) - xhat * mean_h(dn*gamma*xhat))
+//   dgamma = sum_rows dn*xhat       dbeta = sum_rows dn
+//   dw     = dy^T @ (xhat*gamma + beta)                    db = sum_rows dy
+// or, with G = dy^T @ xhat, without any sum of dn over the rows:
+//   dw = G*gamma + outer(db, beta)  dgamma = sum_o w*G     dbeta = db @ w
+
+constexpr int HIDDEN = 8;  // length of a row of x
+constexpr int OUT = 16;  // length of a row of dy
+constexpr bool WANT_DX = true;
+constexpr bool WANT_DGAMMA = true;
+constexpr bool WANT_DBETA = true;
+constexpr bool WANT_DW = true;
+constexpr bool WANT_DB = true;
+constexpr int THREADS = 256;  // threads in a block
+constexpr int BLOCK_M = 128;  // rows of a block's tile of a product
+constexpr int BLOCK_N = 128;  // columns of a block's tile of a product
+constexpr int BLOCK_K = 64;  // depth of one stage
+constexpr int WARPS_M = 8;  // warps along the rows of a tile
+constexpr int WARPS_N = 1;  // warps along the columns of a tile
+constexpr int STAGES = 3;  // stages of shared memory
+constexpr int PART = 128;  // rows, and columns of dy, that share scales and a partial sum of db
+constexpr int GROUP = 8;  // rows of tiles that blocks take together
+constexpr int ROW_PAD = 128;  // planes have a multiple of so many rows
+constexpr int OUT_PITCH = 128;  // values in a row of the planes of dy, and rows of those of w
+constexpr int HIDDEN_PITCH = 128;  // values in a row of the planes of w and xhat
+constexpr int TILES_H = 1;  // tiles over the columns of x
+constexpr int G_TILES_O = 1;  // tiles of G over the rows of w
+constexpr int ROW_WARPS = 1;  // warps that share a row of x
+constexpr int ROW_LANES = 16;  // lanes of each of them that do
+constexpr int ROW_BLOCK_WARPS = 8;  // warps in a block of gemm_prepare and gemm_finish
+constexpr int ROW_STEPS = 1;  // vectors of eight values of a row that a lane holds
+constexpr int DY_TILES_O = 1;  // tiles of dy over its columns in gemm_prepare
+constexpr int W_TILES = 2;  // tiles of w in gemm_prepare
+constexpr int PROMOTE = 64;  // depth after which sums leave the tensor cores; 0: at the end alone
+constexpr int DW_PARTS_PITCH = 128;  // values in one part's share of dw
+constexpr int DB_SUM_BLOCKS = 1;  // blocks that sum db
+constexpr int DGAMMA_SUM_BLOCKS = 1;  // blocks that sum dgamma
+constexpr int DBETA_SUM_BLOCKS = 1;  // blocks that sum dbeta
+constexpr int DW_SUM_BLOCKS = 1;  // blocks that sum dw
+constexpr int PRODUCER_REGISTERS = 40;  // registers of a thread of the warpgroup that copies
+constexpr int CONSUMER_REGISTERS = 232;  // registers of a thread that multiplies
+
+using index_t = int;  // counts elements of w
+
+struct bfloat16_t {
+  unsigned short bits;
+};
+using data_t = bfloat16_t;  // of x, dy and dx
+using param_t = bfloat16_t;  // of gamma, beta, w and their gradients
+
+struct Params {
+  const data_t* dy;  // [rows, OUT]
+  const data_t* x;  // [rows, HIDDEN]
+  const param_t* gamma;  // [HIDDEN]; null: all ones
+  const param_t* beta;  // [HIDDEN]; null: all zeros
+  const param_t* w;  // [OUT, HIDDEN]
+  data_t* dx;  // [rows, HIDDEN]; null: not wanted
+  param_t* dgamma;  // [HIDDEN]; null: not wanted
+  param_t* dbeta;  // [HIDDEN]; null: not wanted
+  param_t* dw;  // [OUT, HIDDEN]; null: not wanted
+  param_t* db;  // [OUT]; null: not wanted
+  const float* mean;  // [rows]; null: recomputed
+  const float* rstd;  // [rows]; null: recomputed
+  float* row_mean;  // scratch
+  float* row_rest;  // scratch
+  float* row_rstd;  // scratch
+  bfloat16_t* w_planes;  // scratch
+  float* dn;  // scratch
+  bfloat16_t* xhat_planes;  // scratch
+  bfloat16_t* dy_planes;  // scratch
+  float* db_parts;  // scratch
+  float* dw_parts;  // scratch
+  int* tiles_taken;  // scratch
+  float* dgamma_parts;  // scratch
+  float* dbeta_parts;  // scratch
+  int64_t rows;
+  float eps;
+  int splits;  // parts the rows are cut into
+};
+
+#ifdef __CUDACC__
+// Everything a host compiler cannot read stands between these lines.
+
+// The only access to shared memory; its size comes with the launch.
+__device__ __forceinline__ float* dynamic_shared() {
+  extern __shared__ __align__(16) float dynamic_shared_memory[];
+  return dynamic_shared_memory;
+}
+
+// Two values in one register as bfloat16, `low` in the low 16 bits; rounded to nearest even, and infinite where too large.
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ unsigned short float_to_bf16(float value) {
+  return static_cast<unsigned short>(pack_bf16(value, 0.0f));
+}
+__device__ __forceinline__ float bf16_to_float(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
+__device__ __forceinline__ float low_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair)); }
+__device__ __forceinline__ float high_bf16(unsigned pair) { return bf16_to_float(static_cast<unsigned short>(pair >> 16)); }
+
+// The address of something in shared memory within its window.
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// A barrier in shared memory, eight bytes. Its phases, 0 and 1 in turn, end when so many arrivals have come, and the bytes that
+// those expect. After init_barrier: fence_barriers, then a barrier of the block.
+__device__ __forceinline__ void init_barrier(unsigned long long* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void fence_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(unsigned long long* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(unsigned long long* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Waits while the barrier is in this phase, 0 or 1.
+__device__ __forceinline__ void wait_phase(unsigned long long* barrier, int phase) {
+  unsigned ended;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(ended) : "r"(shared_address(barrier)), "r"(phase) : "memory");
+  } while (!ended);
+}
+
+// One thread starts a copy from global to shared memory: bytes and both addresses are multiples of 16. Its bytes come to the
+// barrier when they are there.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+}
+
+// Barriers of some of a block's warps, numbered from 1: waits for so many threads to come, or comes and goes on.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// The registers a thread of this warpgroup has from here on: fewer than before, or more.
+template <int REGISTERS>
+__device__ __forceinline__ void give_up_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+template <int REGISTERS>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+
+// Matrix products of a warpgroup, 128 threads that call them together: d = a @ b, or += where `accumulate`; d [64,128] float,
+// a [64,16] and b [16,128] in shared memory, by descriptor. A warp has 16 rows of d, each eight columns of them as in
+// mma_f16. They run by themselves: between fence_products and the wait for their group their sums and operands are theirs.
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LATEST>
+__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATEST) : "memory"); }
+template <int N>
+__device__ __forceinline__ void settle(float (&d)[N][4]) {  // behind the wait: the compiler must not use sums before it
+#pragma unroll
+  for (int j = 0; j < N; ++j) asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+}
+template <bool A_BY_DEPTH, int N>
+__device__ __forceinline__ void multiply_group_bf16(float (&d)[N][4], unsigned long long a, unsigned long long b, bool accumulate) {
+  static_assert(8 * N == 128, "the instruction has another width");
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 { "
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      " }, %64, %65, p, 1, 1, %67, 1; }"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+        "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+        "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+        "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
+        "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+        "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
+        "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+        "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+        "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(A_BY_DEPTH)));
+}
+#endif
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(bfloat16_t value) { return bf16_to_float(value.bits); }
+
+// The nearest value of type T; of two as near, the even one.
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float(float value) { return value; }
+template <>
+__device__ __forceinline__ bfloat16_t from_float(float value) { return {float_to_bf16(value)}; }
+
+__device__ __forceinline__ bool is_aligned(const void* pointer, int bytes) {
+  return reinterpret_cast<size_t>(pointer) % bytes == 0;
+}
+
+// N neighbouring elements, as one access moves them.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  static_assert(N * sizeof(T) <= 16, "no access is wider than 16 bytes");
+  T element[N];
+};
+
+// N neighbouring elements, N = 1, 2, 4 or 8: in one access where `aligned` says that the address is a multiple of their size.
+template <int N, class T>
+__device__ __forceinline__ void load(float (&to)[N], const T* from, bool aligned) {
+  if constexpr (N > 1) {
+    if (aligned) {
+      const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(from);
+#pragma unroll
+      for (int i = 0; i < N; ++i) to[i] = to_float(v.element[i]);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = to_float(from[i]);
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store(T* to, const float (&from)[N], bool aligned) {
+  if constexpr (N > 1) {
+    if (aligned) {
+      Vector<T, N> v;
+#pragma unroll
+      for (int i = 0; i < N; ++i) v.element[i] = from_float<T>(from[i]);
+      *reinterpret_cast<Vector<T, N>*>(to) = v;
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from_float<T>(from[i]);
+}
+
+__device__ __forceinline__ float gamma_at(const Params& p, int h) { return p.gamma ? to_float(p.gamma[h]) : 1.0f; }
+__device__ __forceinline__ float beta_at(const Params& p, int h) { return p.beta ? to_float(p.beta[h]) : 0.0f; }
+
+// Sum over LANES neighbouring lanes (a power of two); every lane of the warp takes part and gets its group's sum.
+template <int LANES>
+__device__ __forceinline__ float lane_sum(float value) {
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// Statistics of a row of x. Its mean is carried in two floats, mean + rest: where a row's spread is near the spacing of float32
+// at its mean, one float cannot hold the mean exactly enough to normalise by.
+struct RowStats {
+  float mean, rest, rstd;
+};
+__device__ __forceinline__ float normalized(float x, const RowStats& stats) { return (x - stats.mean - stats.rest) * stats.rstd; }
+
+// From the sums over a row of d = x - mean and of d*d. sum(d), zero but for rounding, corrects both the mean and the variance.
+// E[x^2] - E[x]^2 would cancel where the mean is large against the spread.
+__device__ __forceinline__ RowStats row_stats(float mean, float sum_d, float sum_d2, float eps) {
+  const float rest = sum_d / HIDDEN;
+  const float variance = fmaxf(fmaf(-rest, rest, sum_d2 / HIDDEN), 0.0f);
+  return {mean, rest, __frsqrt_rn(variance + eps)};
+}
+
+// Arithmetic "bf16": a value is the sum of PLANES numbers of type bf16, each of them what those before leave
+// over. Fragments of a matrix product hold one K_STEP of the depth k, as m16n8k16 wants them.
+constexpr int PLANES = 1;
+constexpr int K_STEP = 16;
+
+// Two neighbouring values along k as one 16-bit pair a plane, the high parts first.
+__device__ __forceinline__ void split_pair(unsigned (&planes)[PLANES], float first, float second) {
+#pragma unroll
+  for (int plane = 0; plane < PLANES; ++plane) {
+    planes[plane] = pack_bf16(first, second);
+    if (plane + 1 == PLANES) break;
+    first -= low_bf16(planes[plane]);
+    second -= high_bf16(planes[plane]);
+  }
+}
+
+static_assert(WANT_DX || WANT_DGAMMA || WANT_DBETA || WANT_DW || WANT_DB, "nothing is wanted");
+
+// Three launches. gemm_prepare reads x, dy and w once and leaves what tensor cores can multiply, in the places that shared memory
+// will have for it; gemm_wgmma computes tiles of dn = dy @ w and of G = dy^T @ xhat side by side, so that small shapes fill a GPU;
+// gemm_finish turns dn into dx and sums the parts of the parameter gradients.
+using plane_t = bfloat16_t;
+// Pieces of a plane that are copied whole: BLOCK_K rows of CELL values, or for dy in dn, whose depth runs along its rows, the
+// other way round.
+constexpr int CELL = 64;
+constexpr int CELL_SIZE = CELL * BLOCK_K;
+
+__device__ __forceinline__ float* dn_of(const Params& p) { return p.dn; }
+
+constexpr int ROW_THREADS = ROW_LANES * ROW_WARPS;  // that share a row of x
+constexpr int BLOCK_ROWS = 32 * ROW_BLOCK_WARPS / ROW_THREADS;  // of x, in a block of gemm_prepare and gemm_finish
+
+// Sum over the threads that share a row; every thread of the block takes part.
+__device__ __forceinline__ float row_total(float value) {
+  value = lane_sum<ROW_LANES>(value);
+  if constexpr (ROW_WARPS > 1) {
+    float* parts = dynamic_shared();  // [ROW_BLOCK_WARPS]
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    __syncthreads();
+    const float* mine = parts + threadIdx.x / (32 * ROW_WARPS) * ROW_WARPS;
+    value = mine[0];
+#pragma unroll
+    for (int warp = 1; warp < ROW_WARPS; ++warp) value += mine[warp];
+  }
+  return value;
+}
+
+// Eight neighbouring values of a row from `column` on; zeros from `end` on.
+template <class T>
+__device__ __forceinline__ void load_eight(float (&to)[8], const T* row, int column, int end, bool aligned) {
+  constexpr int N = sizeof(T) == 4 ? 4 : 8;
+  if (aligned && column + 8 <= end) {
+#pragma unroll
+    for (int i = 0; i < 8; i += N) {
+      float part[N];
+      load(part, row + column + i, true);
+#pragma unroll
+      for (int j = 0; j < N; ++j) to[i + j] = part[j];
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] = column + i < end ? to_float(row[column + i]) : 0.0f;
+}
+
+// Whether every row of such a tensor can be read 16 bytes at a time.
+template <class T>
+__device__ __forceinline__ bool rows_aligned(const T* tensor, int width) {
+  return width % (16 / sizeof(T)) == 0 && is_aligned(tensor, 16);
+}
+
+// Eight neighbouring values of a row from `column` on, but none from `end` on.
+template <class T>
+__device__ __forceinline__ void store_eight(T* row, int column, int end, const float (&from)[8], bool aligned) {
+  constexpr int N = sizeof(T) == 4 ? 4 : 8;
+  if (aligned && column + 8 <= end) {
+#pragma unroll
+    for (int i = 0; i < 8; i += N) {
+      float part[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) part[j] = from[i + j];
+      store(row + column + i, part, true);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (column + i < end) row[column + i] = from_float<T>(from[i]);
+  }
+}
+
+// g = dn*gamma and xhat from values of dn and x; their part of the row's sums of g and of g*xhat. What lies beyond the row counts
+// as zero, whatever stands there.
+__device__ __forceinline__ void row_values(float (&g)[8], float (&xhat)[8], const float (&gamma)[8], const RowStats& stats,
+                                           int column, int end, float& sum, float& sum_xhat) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool exists = column + i < end;
+    xhat[i] = exists ? normalized(xhat[i], stats) : 0.0f;
+    g[i] = exists ? __fmul_rn(g[i], gamma[i]) : 0.0f;
+    sum += g[i];
+    sum_xhat = fmaf(g[i], xhat[i], sum_xhat);
+  }
+}
+__device__ __forceinline__ void load_gamma(float (&gamma)[8], const Params& p, int column, bool aligned) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) gamma[i] = 1.0f;
+  if (p.gamma) load_eight(gamma, p.gamma, column, HIDDEN, aligned);
+}
+// dx = rstd * (g - mean(g) - xhat * mean(g*xhat))
+__device__ __forceinline__ void store_dx(data_t* row, int column, int end, const float (&g)[8], const float (&xhat)[8],
+                                         float rstd, float mean_g, float mean_g_xhat, bool aligned) {
+  float dx[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) dx[i] = rstd * (g[i] - mean_g - xhat[i] * mean_g_xhat);
+  store_eight(row, column, end, dx, aligned);
+}
+
+// What both products need, from one reading of x, dy and w: the statistics of the rows of x, sums of dy over PART rows for db, and
+// the operands as planes of 16-bit values, padded with zeros to whole tiles: the products meet no edge.
+constexpr int PREPARE_THREADS = 32 * ROW_BLOCK_WARPS;
+
+__device__ __forceinline__ int64_t padded_rows(const Params& p) { return (p.rows + ROW_PAD - 1) / ROW_PAD * ROW_PAD; }
+
+// Eight neighbouring values into the planes of a matrix: cells of ROWS x COLUMNS values, those of all planes of a place side by
+// side. In a cell the 16-byte chunks of a row are swizzled as shared memory must hold them: what is copied there stays as it is.
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void store_planes(plane_t* planes, int64_t row, int pitch, int column, const float (&value)[8]) {
+  constexpr int CHUNKS = COLUMNS / 8;
+  const int64_t cell = row / ROWS * (pitch / COLUMNS) + column / COLUMNS;
+  const int inside = static_cast<int>(row % ROWS), chunk = column / 8 % CHUNKS ^ inside * CHUNKS / 8 % CHUNKS;
+  plane_t* to = planes + cell * (PLANES * CELL_SIZE) + inside * COLUMNS + chunk * 8;
+  unsigned words[4][PLANES];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) split_pair(words[i], value[2 * i], value[2 * i + 1]);
+#pragma unroll
+  for (int plane = 0; plane < PLANES; ++plane) {
+    *reinterpret_cast<uint4*>(to + plane * CELL_SIZE) =
+        make_uint4(words[0][plane], words[1][plane], words[2][plane], words[3][plane]);
+  }
+}
+
+// A tile of dy (PART x PART) or of w (PART rows, fewer columns). LANES threads share a row, GROUPS of them the rows.
+template <bool OF_DY>
+struct TileShape {
+  static constexpr int COLUMNS = OF_DY ? PART : 64;
+  static constexpr int LANES = COLUMNS < 256 ? COLUMNS / 8 : 32;
+  static constexpr int VECTORS = COLUMNS / (8 * LANES);
+  static constexpr int GROUPS = PREPARE_THREADS / LANES;
+  static constexpr int STEPS = PART / GROUPS;  // rows a thread has values of
+  static constexpr bool HELD = STEPS * VECTORS <= 8;  // in registers, from the search for maxima to the scaling
+};
+
+template <bool OF_DY, class T>
+__device__ __forceinline__ void prepare_tile(const Params& p, const T* source, int64_t source_rows, int64_t rows, int64_t first_row,
+                                             int first_column) {
+  using Tile = TileShape<OF_DY>;
+  constexpr int WIDTH = OF_DY ? OUT : HIDDEN, PITCH = OF_DY ? OUT_PITCH : HIDDEN_PITCH;
+  float* column_parts = dynamic_shared();  // [GROUPS][COLUMNS]
+  float* column_totals = column_parts + Tile::GROUPS * Tile::COLUMNS;  // [COLUMNS]
+  const int lane = threadIdx.x % Tile::LANES, group = threadIdx.x / Tile::LANES;
+  const bool aligned = rows_aligned(source, WIDTH);
+  const auto column_of = [&](int v) { return first_column + (v * Tile::LANES + lane) * 8; };
+  const auto load_row = [&](float (&value)[8], int r, int v) {
+    const int64_t row = first_row + r;
+    load_eight(value, source + (row < source_rows ? row : 0) * WIDTH, column_of(v), row < source_rows ? WIDTH : 0, aligned);
+  };
+  // Combines what the groups have found of each column, by `with`, into column_totals.
+  const auto combine = [&](const float (&mine)[Tile::VECTORS][8], auto with) {
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < Tile::VECTORS; ++v) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) column_parts[group * Tile::COLUMNS + (v * Tile::LANES + lane) * 8 + i] = mine[v][i];
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < Tile::COLUMNS; c += PREPARE_THREADS) {
+      float total = column_parts[c];
+      for (int other = 1; other < Tile::GROUPS; ++other) total = with(total, column_parts[other * Tile::COLUMNS + c]);
+      column_totals[c] = total;
+    }
+    __syncthreads();
+  };
+
+  float sums[Tile::VECTORS][8] = {};
+#pragma unroll(Tile::HELD ? Tile::STEPS : 2)
+  for (int step = 0; step < Tile::STEPS; ++step) {
+    const int r = step * Tile::GROUPS + group;
+#pragma unroll
+    for (int v = 0; v < Tile::VECTORS; ++v) {
+      float value[8];
+      load_row(value, r, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if constexpr (OF_DY) sums[v][i] += value[i];
+      }
+      const bool inside = first_row + r < rows && column_of(v) < PITCH;
+      if constexpr (OF_DY) {
+        if (inside) store_planes<BLOCK_K, CELL>(p.dy_planes, first_row + r, PITCH, column_of(v), value);
+      }
+      if constexpr (!OF_DY) {
+        if (inside) store_planes<BLOCK_K, CELL>(p.w_planes, first_row + r, PITCH, column_of(v), value);
+      }
+    }
+  }
+  if constexpr (OF_DY) {
+    combine(sums, [](float a, float b) { return a + b; });
+    for (int c = threadIdx.x; c < PART && first_column + c < OUT_PITCH; c += PREPARE_THREADS) {
+      p.db_parts[first_row / PART * OUT_PITCH + first_column + c] = column_totals[c];
+    }
+  }
+}
+
+// Statistics of the rows of x, and xhat as planes. ROW_THREADS threads share a row and hold it.
+__device__ __forceinline__ void prepare_rows(const Params& p, int64_t first_row) {
+  const int64_t row = first_row + threadIdx.x / ROW_THREADS;
+  const bool exists = row < p.rows, aligned = rows_aligned(p.x, HIDDEN);
+  const int lane = threadIdx.x % ROW_THREADS;
+  float value[ROW_STEPS][8];
+  float sum = 0.0f;
+#pragma unroll
+  for (int s = 0; s < ROW_STEPS; ++s) {
+    load_eight(value[s], p.x + (exists ? row : 0) * HIDDEN, (s * ROW_THREADS + lane) * 8, exists ? HIDDEN : 0, aligned);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += value[s][i];
+  }
+  RowStats stats;
+  if (p.mean && p.rstd) {
+    stats = {exists ? p.mean[row] : 0.0f, 0.0f, exists ? p.rstd[row] : 0.0f};
+  } else {
+    const float mean = row_total(sum) / HIDDEN;
+    float sum_d = 0.0f, sum_d2 = 0.0f;
+#pragma unroll
+    for (int s = 0; s < ROW_STEPS; ++s) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float d = (s * ROW_THREADS + lane) * 8 + i < HIDDEN ? value[s][i] - mean : 0.0f;
+        sum_d += d;
+        sum_d2 = fmaf(d, d, sum_d2);
+      }
+    }
+    sum_d = row_total(sum_d);
+    stats = row_stats(mean, sum_d, row_total(sum_d2), p.eps);
+  }
+  if (exists && lane == 0) {
+    p.row_mean[row] = stats.mean;
+    p.row_rest[row] = stats.rest;
+    p.row_rstd[row] = stats.rstd;
+  }
+  if (row >= padded_rows(p)) return;
+#pragma unroll
+  for (int s = 0; s < ROW_STEPS; ++s) {
+    const int column = (s * ROW_THREADS + lane) * 8;
+    if (column >= HIDDEN_PITCH) break;
+    float xhat[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      xhat[i] = exists && column + i < HIDDEN ? normalized(value[s][i], stats) : 0.0f;
+    }
+    store_planes<BLOCK_K, CELL>(p.xhat_planes, row, HIDDEN_PITCH, column, xhat);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) gemm_prepare(const __grid_constant__ Params p) {
+  int64_t block = blockIdx.x;
+  if (block == 0 && threadIdx.x == 0) p.tiles_taken[0] = 0;  // of gemm_wgmma
+  const int64_t rows = padded_rows(p);
+  const int64_t dy_tiles = (rows + PART - 1) / PART * DY_TILES_O;
+  if (block < dy_tiles) {
+    return prepare_tile<true>(p, p.dy, p.rows, rows, block / DY_TILES_O * PART, static_cast<int>(block % DY_TILES_O) * PART);
+  }
+  block -= dy_tiles;
+  if (block < W_TILES) {
+    return prepare_tile<false>(p, p.w, OUT, OUT_PITCH, block / (HIDDEN_PITCH / 64) * PART,
+                               static_cast<int>(block % (HIDDEN_PITCH / 64)) * 64);
+  }
+  block -= W_TILES;
+  prepare_rows(p, block * BLOCK_ROWS);
+}
+
+// The tile with this index of rows x columns tiles: GROUP rows of tiles are taken together, column by column, so that blocks that
+// run at the same time share more of their operands in L2.
+struct TileIndex {
+  int row, column;
+};
+__device__ __forceinline__ TileIndex tile_index(int index, int rows, int columns) {
+  const int group = index / (GROUP * columns), first = group * GROUP;
+  const int size = rows - first < GROUP ? rows - first : GROUP;
+  const int inside = index - first * columns;
+  return {first + inside % size, inside / size};
+}
+
+// A block takes one tile of BLOCK_M x BLOCK_N sums after the other. Its first warpgroups, GROUPS of them, have 64 rows of it each,
+// TILES_M times. Per step of BLOCK_K in depth a stage of shared memory holds the cells of both operands. A thread of one more
+// warpgroup copies them, in bulk, as they lie in memory, and runs ahead, over the ends of tiles too: a stage is full when its bytes
+// have come, and empty when the warps have multiplied it.
+constexpr int GROUPS = THREADS / 128;
+constexpr int TILES_M = BLOCK_M / (64 * GROUPS);  // of 64 rows, for one warpgroup
+constexpr int TILES_N = BLOCK_N / 8;  // of eight columns
+static_assert(WARPS_M == 4 * GROUPS && WARPS_N == 1, "a warp has all columns of its rows");
+static_assert(BLOCK_K == CELL || BLOCK_K == CELL / 2, "a row of a cell is swizzled over all its length");
+static_assert(TILES_M * 64 * GROUPS == BLOCK_M && BLOCK_N % CELL == 0, "tiles are made of cells");
+constexpr int PLANE_BYTES = CELL_SIZE * static_cast<int>(sizeof(plane_t));  // of a cell
+constexpr int CELLS_BYTES = PLANES * PLANE_BYTES;  // of all planes of a place
+constexpr int A_BYTES = BLOCK_M / CELL * CELLS_BYTES, B_BYTES = BLOCK_N / CELL * CELLS_BYTES;
+constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr int PROMOTE_STEPS = PROMOTE / BLOCK_K;
+constexpr int TILES_AHEAD = 2;  // numbers of tiles that are handed out at a time
+
+using Sums = float[TILES_M][TILES_N][4];
+
+// Where the sums of a lane belong: element e of fragment (i, j) is in this row and column of the block's tile.
+__device__ __forceinline__ int sum_row(int i, int e) {
+  return (threadIdx.x / 128 * TILES_M + i) * 64 + threadIdx.x % 128 / 32 * 16 + e / 2 * 8 + threadIdx.x % 32 / 4;
+}
+__device__ __forceinline__ int sum_column(int j, int e) { return j * 8 + threadIdx.x % 4 * 2 + e % 2; }
+
+using barrier_t = unsigned long long;
+
+// Shared memory. Swizzles go by the addresses, so that cells begin at multiples of 1024 bytes.
+struct Shared {
+  char* stages;  // [STAGES][STAGE_BYTES]: cells of a, then of b
+  float* db;  // [BLOCK_M], of a part of the rows
+  float* columns;  // [2][WARPS_M][BLOCK_N]: dgamma and dbeta of each row of warps
+  barrier_t* full;  // [STAGES]
+  barrier_t* empty;  // [STAGES]
+  barrier_t* turn;  // [GROUPS]: when a warpgroup may multiply
+  barrier_t* tile_full;  // [TILES_AHEAD]
+  barrier_t* tile_empty;  // [TILES_AHEAD]
+  barrier_t* db_full;
+  barrier_t* db_empty;
+  int* tile;  // [TILES_AHEAD]
+};
+__device__ __forceinline__ Shared shared_parts() {
+  char* at = reinterpret_cast<char*>(dynamic_shared());
+  at += (1024 - shared_address(at) % 1024) % 1024;
+  const auto take = [&](int bytes) {
+    char* const taken = at;
+    at += bytes;
+    return taken;
+  };
+  const auto barriers = [&](int count) { return reinterpret_cast<barrier_t*>(take(8 * count)); };
+  Shared parts;
+  parts.stages = take(STAGES * STAGE_BYTES);
+  parts.db = reinterpret_cast<float*>(take(4 * BLOCK_M));
+  parts.columns = reinterpret_cast<float*>(take(4 * 2 * WARPS_M * BLOCK_N));
+  parts.full = barriers(STAGES);
+  parts.empty = barriers(STAGES);
+  parts.turn = barriers(GROUPS);
+  parts.tile_full = barriers(TILES_AHEAD);
+  parts.tile_empty = barriers(TILES_AHEAD);
+  parts.db_full = barriers(1);
+  parts.db_empty = barriers(1);
+  parts.tile = reinterpret_cast<int*>(take(4 * TILES_AHEAD));
+  return parts;
+}
+constexpr int HELPERS = 96;  // threads of the copying warpgroup that do not copy
+__device__ __forceinline__ void init_barriers(const Shared& shared) {
+  for (int stage = 0; stage < STAGES; ++stage) {
+    init_barrier(shared.full + stage, 1);
+    init_barrier(shared.empty + stage, THREADS / 32);
+  }
+  for (int group = 0; group < GROUPS; ++group) init_barrier(shared.turn + group, 4);
+  for (int slot = 0; slot < TILES_AHEAD; ++slot) {
+    init_barrier(shared.tile_full + slot, 1);
+    init_barrier(shared.tile_empty + slot, (THREADS + HELPERS) / 32);
+  }
+  init_barrier(shared.db_full, HELPERS / 32);
+  init_barrier(shared.db_empty, THREADS / 32);
+  fence_barriers();
+}
+
+// Every lane of the warp has done its part.
+__device__ __forceinline__ void arrive_as_warp(barrier_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(barrier);
+}
+
+// Where a thread stands in the ring of stages. Everybody goes through all of them.
+struct Ring {
+  int stage = 0, phase = 0;
+  int turn = 0;
+
+  __device__ __forceinline__ void advance() {
+    turn ^= 1;
+    if (++stage < STAGES) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
+
+// The operands of a product at the block's tile, in a depth of `steps` cells. a lies by rows of the tile, along which the depth
+// runs, or by depth (A_BY_DEPTH). b lies by depth.
+template <bool A_BY_DEPTH>
+struct Operands {
+  const plane_t* a;
+  const plane_t* b;
+  int steps;
+};
+
+// Copies one stage after the other as they become empty; for one thread.
+template <bool A_BY_DEPTH>
+__device__ __forceinline__ void produce(const Shared& shared, Ring& ring, const Operands<A_BY_DEPTH>& from) {
+  constexpr int64_t A_ROW = static_cast<int64_t>(OUT_PITCH) * ((A_BY_DEPTH ? BLOCK_K : CELL) * PLANES);  // a row of cells
+  constexpr int64_t B_ROW = static_cast<int64_t>(HIDDEN_PITCH) * (BLOCK_K * PLANES);
+#pragma unroll 1
+  for (int step = 0; step < from.steps; ++step) {
+    barrier_t* full = shared.full + ring.stage;
+    char* a = shared.stages + ring.stage * STAGE_BYTES;
+    wait_phase(shared.empty + ring.stage, ring.phase ^ 1);
+    arrive_expecting(full, STAGE_BYTES);
+    if constexpr (A_BY_DEPTH) {
+      copy_bulk(a, from.a + step * A_ROW, A_BYTES, full);
+    } else {
+#pragma unroll
+      for (int m = 0; m < BLOCK_M / CELL; ++m) {
+        copy_bulk(a + m * CELLS_BYTES, from.a + m * A_ROW + step * (PLANES * CELL_SIZE), CELLS_BYTES, full);
+      }
+    }
+    copy_bulk(a + A_BYTES, from.b + step * B_ROW, B_BYTES, full);
+    ring.advance();
+  }
+}
+
+// What tells the tensor cores where a matrix of 16-bit values lies in shared memory, and how: in rows of ROW_BYTES, 64 or 128, over
+// which it is swizzled, eight rows after the other. Where the depth goes from row to row, each 64 values of a row begin `leading`
+// bytes behind those before.
+template <int ROW_BYTES>
+__device__ __forceinline__ unsigned long long matrix_descriptor(const void* first, int leading) {
+  constexpr unsigned long long STRIDE = 8 * ROW_BYTES, SWIZZLE = ROW_BYTES == 128 ? 1 : 2;
+  return shared_address(first) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 | (STRIDE >> 4) << 32 | SWIZZLE << 62;
+}
+
+// Tensor cores truncate as they accumulate: after PROMOTE of depth, their sums move to ordinary float additions.
+template <bool A_BY_DEPTH>
+__device__ __forceinline__ void promote(float (&sums)[TILES_N][4], const float (&part)[TILES_N][4]) {
+#pragma unroll
+  for (int j = 0; j < TILES_N; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sums[j][e] += part[j][e];
+    }
+  }
+}
+
+// The thread's sums += a @ b for the block's tile and `steps` cells of depth.
+template <bool A_BY_DEPTH>
+__device__ __forceinline__ void multiply_tiles(const Shared& shared, Ring& ring, Sums& sums, int steps) {
+  constexpr int VALUE = static_cast<int>(sizeof(plane_t));
+  constexpr int A_ROW_BYTES = A_BY_DEPTH ? 128 : BLOCK_K * VALUE;
+  constexpr int A_DEPTH_BYTES = (A_BY_DEPTH ? CELL : 1) * K_STEP * VALUE, B_DEPTH_BYTES = CELL * K_STEP * VALUE;  // of a K_STEP
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // as one value of the warp
+  const unsigned long long a_first = matrix_descriptor<A_ROW_BYTES>(shared.stages + group * TILES_M * CELLS_BYTES, CELLS_BYTES);
+  const unsigned long long b_first = matrix_descriptor<128>(shared.stages + A_BYTES, CELLS_BYTES);
+  // d (+)= a @ b over a stage for tile i of the warpgroup, products of small parts first.
+  const auto multiply_stage = [&](float (&d)[TILES_N][4], int i, bool accumulate) {
+    const unsigned long long stage = static_cast<unsigned>(ring.stage * STAGE_BYTES) >> 4;
+#pragma unroll
+    for (int order = PLANES - 1; order >= 0; --order) {
+#pragma unroll
+      for (int plane = order; plane >= 0; --plane) {
+#pragma unroll
+        for (int k = 0; k < BLOCK_K / K_STEP; ++k) {
+          const unsigned long long a = a_first + stage + ((i * CELLS_BYTES + plane * PLANE_BYTES + k * A_DEPTH_BYTES) >> 4);
+          const unsigned long long b = b_first + stage + (((order - plane) * PLANE_BYTES + k * B_DEPTH_BYTES) >> 4);
+          const bool first = order == PLANES - 1 && plane == order && k == 0;
+          multiply_group_bf16<A_BY_DEPTH>(d, a, b, accumulate || !first);
+        }
+      }
+    }
+  };
+  Sums part = {};
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    wait_phase(shared.full + ring.stage, ring.phase);
+    // The warpgroups take turns, so that one multiplies while another promotes.
+    if (GROUPS > 1) wait_phase(shared.turn + group, group == 0 ? ring.turn ^ 1 : ring.turn);
+    fence_products();
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+      multiply_stage(part[i], i, step % PROMOTE_STEPS > 0);
+      commit_products();
+    }
+    if (GROUPS > 1) arrive_as_warp(shared.turn + (group + 1) % GROUPS);
+    const bool promoting = (step + 1) % PROMOTE_STEPS == 0 || step + 1 == steps;
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+      if (i + 1 < TILES_M) wait_for_products<1>();
+      else wait_for_products<0>();
+      settle(part[i]);
+      if (i + 1 == TILES_M) arrive_as_warp(shared.empty + ring.stage);
+      if (promoting) promote<A_BY_DEPTH>(sums[i], part[i]);
+    }
+    ring.advance();
+  }
+}
+
+// The rows that a part of G is summed over, in units of PART, and the steps in depth that they make: none where G is not needed,
+// as for dbeta alone. Then the tile is here for its columns.
+struct PartRows {
+  int begin, end;
+};
+__device__ __forceinline__ PartRows rows_of_part(const Params& p, int part) {
+  const int all = static_cast<int>((p.rows + PART - 1) / PART), length = (all + p.splits - 1) / p.splits;
+  const int begin = part * length < all ? part * length : all;
+  return {begin, all - begin > length ? begin + length : all};
+}
+__device__ __forceinline__ int steps_of_part(const Params& p, PartRows rows) {
+  const bool needs_g = (WANT_DW && p.dw) || (WANT_DGAMMA && p.dgamma);
+  if (!needs_g || rows.begin == rows.end) return 0;
+  const int64_t begin = static_cast<int64_t>(rows.begin) * PART, end = static_cast<int64_t>(rows.end) * PART;
+  return static_cast<int>(((end < p.rows ? end : p.rows) - begin + BLOCK_K - 1) / BLOCK_K);
+}
+
+template <bool VALUE>
+struct Flag {
+  static constexpr bool value = VALUE;
+};
+
+constexpr int ALL_GROUPS = 1;  // barrier of the warpgroups that multiply
+
+// dn = dy @ w.
+__device__ __forceinline__ void dn_tile(const Params& p, const Shared& shared, Ring& ring, TileIndex tile) {
+  Sums sums = {};
+  multiply_tiles<false>(shared, ring, sums, OUT_PITCH / BLOCK_K);
+  const int64_t first_row = static_cast<int64_t>(tile.row) * BLOCK_M;
+  const int first_column = tile.column * BLOCK_N + sum_column(0, 0);
+  float* dn = dn_of(p);
+  const bool aligned = HIDDEN % 2 == 0 && is_aligned(dn, 8);
+  const auto store_tile = [&](auto inside) {
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t row = first_row + sum_row(i, 2 * half);
+        if (row >= p.rows) continue;
+        float* to = dn + row * HIDDEN + first_column;
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) {
+          const float value[2] = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
+          const int left = HIDDEN - first_column - j * 8;
+          if (inside.value || left > 1) store(to + j * 8, value, inside.value || aligned);
+          else if (left > 0) to[j * 8] = value[0];
+        }
+      }
+    }
+  };
+  if (aligned && tile.column * BLOCK_N + BLOCK_N <= HIDDEN) store_tile(Flag<true>());
+  else store_tile(Flag<false>());
+}
+
+// Two neighbouring elements of a part's share of dw, or the only one left in its row.
+__device__ __forceinline__ void emit_dw(const Params& p, int part, index_t at, const float (&share)[2], int left) {
+  if (!p.dw) return;
+  float* to = p.dw_parts + part * static_cast<int64_t>(DW_PARTS_PITCH) + at;
+  if (left > 1) store(to, share, HIDDEN % 2 == 0 && is_aligned(to, 2 * sizeof(*to)));
+  else to[0] = from_float<float>(share[0]);
+}
+
+// A tile of G = dy^T @ xhat over one part of the rows, and its share of
+//   dw = G*gamma + outer(db, beta)     dgamma = sum_o w*G     dbeta = db @ w
+__device__ __forceinline__ void gradient_tile(const Params& p, const Shared& shared, Ring& ring, int part, TileIndex tile,
+                                              int db_phase) {
+  [[maybe_unused]] const int tile_row = tile.row;
+  const int first_out = tile.row * BLOCK_M, first_column = tile.column * BLOCK_N;
+  Sums sums = {};
+  multiply_tiles<true>(shared, ring, sums, steps_of_part(p, rows_of_part(p, part)));
+  float db[TILES_M][2];
+  wait_phase(shared.db_full, db_phase);
+#pragma unroll
+  for (int i = 0; i < TILES_M; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) db[i][half] = shared.db[sum_row(i, 2 * half)];
+  }
+  arrive_as_warp(shared.db_empty);
+  float* columns = shared.columns;
+  sync_threads(ALL_GROUPS, THREADS);  // those of the tile before have been read
+  // BATCH fragments after the other: what they need of w is on its way before the first of it is used.
+  constexpr int BATCH = TILES_M * TILES_N < 32 ? 4 : 1;
+  static_assert(TILES_N % BATCH == 0, "fragments are taken in batches");
+  const auto emit = [&](auto inside) {
+    const int column = first_column + sum_column(0, 0);
+    const bool w_aligned = inside.value || (HIDDEN % 2 == 0 && is_aligned(p.w, 2 * sizeof(param_t)));
+#pragma unroll
+    for (int first = 0; first < TILES_N; first += BATCH) {
+      float gamma[BATCH][2] = {}, beta[BATCH][2] = {};
+      float w[BATCH][TILES_M][2][2] = {};
+#pragma unroll
+      for (int b = 0; b < BATCH; ++b) {
+        const int at = column + (first + b) * 8, left = inside.value ? 2 : HIDDEN - at;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (e >= left) continue;
+          gamma[b][e] = gamma_at(p, at + e);
+          beta[b][e] = beta_at(p, at + e);
+        }
+#pragma unroll
+        for (int i = 0; i < TILES_M; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = first_out + sum_row(i, 2 * half);
+            if (!inside.value && (row >= OUT || left <= 0)) continue;
+            const param_t* from = p.w + static_cast<index_t>(row) * HIDDEN + at;
+            if (left > 1) load(w[b][i][half], from, w_aligned);
+            else w[b][i][half][0] = to_float(*from);
+          }
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < BATCH; ++b) {
+        const int at = column + (first + b) * 8, left = inside.value ? 2 : HIDDEN - at;
+        float dgamma[2] = {}, dbeta[2] = {};
+#pragma unroll
+        for (int i = 0; i < TILES_M; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = first_out + sum_row(i, 2 * half);
+            if (!inside.value && (row >= OUT || left <= 0)) continue;
+            const float g[2] = {sums[i][first + b][2 * half], sums[i][first + b][2 * half + 1]};
+            float dw[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) dw[e] = fmaf(g[e], gamma[b][e], db[i][half] * beta[b][e]);
+            emit_dw(p, part, static_cast<index_t>(row) * HIDDEN + at, dw, left);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              dgamma[e] = fmaf(w[b][i][half][e], g[e], dgamma[e]);
+              dbeta[e] = fmaf(w[b][i][half][e], db[i][half], dbeta[e]);
+            }
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int offset = 4; offset < 32; offset *= 2) {
+            dgamma[e] += __shfl_xor_sync(0xffffffffu, dgamma[e], offset);
+            dbeta[e] += __shfl_xor_sync(0xffffffffu, dbeta[e], offset);
+          }
+          if (threadIdx.x % 32 < 4) {
+            float* to = columns + threadIdx.x / 32 * BLOCK_N + sum_column(first + b, e);
+            to[0] = dgamma[e];
+            to[WARPS_M * BLOCK_N] = dbeta[e];
+          }
+        }
+      }
+    }
+  };
+  const bool whole_tile = first_out + BLOCK_M <= OUT && first_column + BLOCK_N <= HIDDEN;
+  if (whole_tile && HIDDEN % 2 == 0 && is_aligned(p.w, 2 * sizeof(param_t))) emit(Flag<true>());
+  else emit(Flag<false>());
+  sync_threads(ALL_GROUPS, THREADS);
+  for (int c = threadIdx.x; c < 2 * BLOCK_N; c += THREADS) {
+    const float* from = columns + c / BLOCK_N * (WARPS_M * BLOCK_N) + c % BLOCK_N;
+    float sum = from[0];
+#pragma unroll
+    for (int warp = 1; warp < WARPS_M; ++warp) sum += from[warp * BLOCK_N];
+    const int column = first_column + c % BLOCK_N;
+    if (column >= HIDDEN) continue;
+    if (c / BLOCK_N == 0 && p.dgamma) {
+      p.dgamma_parts[static_cast<int64_t>(part * G_TILES_O + tile_row) * HIDDEN_PITCH + column] = sum;
+    }
+    if (c / BLOCK_N == 1 && p.dbeta) {
+      p.dbeta_parts[static_cast<int64_t>(part * G_TILES_O + tile_row) * HIDDEN_PITCH + column] = sum;
+    }
+  }
+}
+
+// Tiles are numbered: those of G, one part of the rows after the other, then those of dn.
+__device__ __forceinline__ int tiles_of_g(const Params& p) { return p.splits * (G_TILES_O * TILES_H); }
+__device__ __forceinline__ int first_tile(const Params& p) {
+  return p.dw || p.dgamma || p.dbeta ? 0 : tiles_of_g(p);
+}
+__device__ __forceinline__ int end_of_tiles(const Params& p) {
+  return tiles_of_g(p) + (p.dx ? static_cast<int>(padded_rows(p) / BLOCK_M) * TILES_H : 0);
+}
+
+// Calls `of_g(part, tile)` or `of_dn(tile)` for a tile with this number.
+template <class OfG, class OfDn>
+__device__ __forceinline__ void with_tile(const Params& p, int number, const OfG& of_g, const OfDn& of_dn) {
+  if (number < tiles_of_g(p)) {
+    const int part = number / (G_TILES_O * TILES_H);
+    return of_g(part, tile_index(number % (G_TILES_O * TILES_H), G_TILES_O, TILES_H));
+  }
+  of_dn(tile_index(number - tiles_of_g(p), static_cast<int>(padded_rows(p) / BLOCK_M), TILES_H));
+}
+
+// The same for each tile that this block takes, one after the other: the thread that copies says their numbers.
+template <class OfG, class OfDn>
+__device__ __forceinline__ void for_each_tile(const Params& p, const Shared& shared, const OfG& of_g, const OfDn& of_dn) {
+  const int end = end_of_tiles(p);
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    const int slot = n % TILES_AHEAD;
+    wait_phase(shared.tile_full + slot, n / TILES_AHEAD % 2);
+    const int number = __shfl_sync(0xffffffffu, shared.tile[slot], 0);  // as one value of the warp
+    arrive_as_warp(shared.tile_empty + slot);
+    if (number >= end) return;
+    with_tile(p, number, of_g, of_dn);
+  }
+}
+
+// Of one thread: takes a tile after the other, the first by the block's number, and copies its operands.
+__device__ __forceinline__ void copy_tiles(const Params& p, const Shared& shared) {
+  const int end = end_of_tiles(p), first = first_tile(p);
+  int number = first + static_cast<int>(blockIdx.x);
+  Ring ring;
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    const int slot = n % TILES_AHEAD;
+    wait_phase(shared.tile_empty + slot, (n / TILES_AHEAD + 1) % 2);
+    shared.tile[slot] = number;
+    arrive(shared.tile_full + slot);
+    if (number >= end) return;
+    const auto of_g = [&](int part, TileIndex tile) {
+      const PartRows rows = rows_of_part(p, part);
+      const int64_t first_row = static_cast<int64_t>(rows.begin) * PART;
+      const int first_out = tile.row * BLOCK_M, first_column = tile.column * BLOCK_N;
+      Operands<true> operands;
+      operands.a = p.dy_planes + first_row * (OUT_PITCH * PLANES) + first_out * (BLOCK_K * PLANES);
+      operands.b = p.xhat_planes + first_row * (HIDDEN_PITCH * PLANES) + first_column * (BLOCK_K * PLANES);
+      operands.steps = steps_of_part(p, rows);
+      produce(shared, ring, operands);
+    };
+    const auto of_dn = [&](TileIndex tile) {
+      const int64_t first_row = static_cast<int64_t>(tile.row) * BLOCK_M;
+      const int first_column = tile.column * BLOCK_N;
+      Operands<false> operands;
+      operands.a = p.dy_planes + first_row * (OUT_PITCH * PLANES);
+      operands.b = p.w_planes + first_column * (BLOCK_K * PLANES);
+      operands.steps = OUT_PITCH / BLOCK_K;
+      produce(shared, ring, operands);
+    };
+    with_tile(p, number, of_g, of_dn);
+    number = first + static_cast<int>(gridDim.x) + atomicAdd(p.tiles_taken, 1);
+  }
+}
+
+// Of the other warps beside that thread: meanwhile, what the ends of tiles need.
+__device__ __forceinline__ void help(const Params& p, const Shared& shared) {
+  const int helper = threadIdx.x - (THREADS + 32);
+  int phase = 0;
+  const auto of_g = [&](int part, TileIndex tile) {
+    const PartRows rows = rows_of_part(p, part);
+    wait_phase(shared.db_empty, phase ^ 1);
+    for (int i = helper; i < BLOCK_M; i += HELPERS) {
+      const float* at = p.db_parts + static_cast<int64_t>(rows.begin) * OUT_PITCH + tile.row * BLOCK_M + i;
+      float sum = 0.0f;
+#pragma unroll 4
+      for (int left = rows.end - rows.begin; left > 0; --left, at += OUT_PITCH) sum += *at;
+      shared.db[i] = sum;
+    }
+    arrive_as_warp(shared.db_full);
+    phase ^= 1;
+  };
+  const auto of_dn = [&](TileIndex) {
+  };
+  for_each_tile(p, shared, of_g, of_dn);
+}
+
+// Of the warpgroups that multiply.
+__device__ __forceinline__ void multiply(const Params& p, const Shared& shared) {
+  Ring ring;
+  int db_phase = 0;
+  const auto of_g = [&](int part, TileIndex tile) {
+    gradient_tile(p, shared, ring, part, tile, db_phase);
+    db_phase ^= 1;
+  };
+  const auto of_dn = [&](TileIndex tile) {
+    dn_tile(p, shared, ring, tile);
+  };
+  for_each_tile(p, shared, of_g, of_dn);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) gemm_wgmma(const __grid_constant__ Params p) {
+  const Shared shared = shared_parts();
+  if (threadIdx.x == 0) init_barriers(shared);
+  __syncthreads();
+  if (threadIdx.x >= THREADS) {
+    give_up_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == THREADS) copy_tiles(p, shared);
+    else if (threadIdx.x >= THREADS + 32) help(p, shared);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    multiply(p, shared);
+  }
+}
+
+constexpr int FINISH_THREADS = 32 * ROW_BLOCK_WARPS;
+constexpr int64_t W_SIZE = static_cast<int64_t>(OUT) * HIDDEN;
+
+// dx from dn, in place where dn stands in dx.
+__device__ __forceinline__ void finish_rows(const Params& p, int64_t first_row) {
+  const int64_t row = first_row + threadIdx.x / ROW_THREADS;
+  const bool exists = row < p.rows && p.dx;
+  const bool x_aligned = rows_aligned(p.x, HIDDEN), dx_aligned = rows_aligned(p.dx, HIDDEN);
+  const bool dn_aligned = rows_aligned(dn_of(p), HIDDEN), gamma_aligned = is_aligned(p.gamma, 16);
+  const int lane = threadIdx.x % ROW_THREADS, end = exists ? HIDDEN : 0;
+  const int64_t at = exists ? row * HIDDEN : 0;
+  RowStats stats = {};
+  if (exists) stats = {p.row_mean[row], p.row_rest[row], p.row_rstd[row]};
+  float g[ROW_STEPS][8], xhat[ROW_STEPS][8];
+  float sum = 0.0f, sum_xhat = 0.0f;
+#pragma unroll
+  for (int s = 0; s < ROW_STEPS; ++s) {
+    const int column = (s * ROW_THREADS + lane) * 8;
+    load_eight(g[s], dn_of(p) + at, column, end, dn_aligned);
+    load_eight(xhat[s], p.x + at, column, end, x_aligned);
+  }
+#pragma unroll
+  for (int s = 0; s < ROW_STEPS; ++s) {
+    const int column = (s * ROW_THREADS + lane) * 8;
+    float gamma[8];
+    load_gamma(gamma, p, column, gamma_aligned);
+    row_values(g[s], xhat[s], gamma, stats, column, end, sum, sum_xhat);
+  }
+  const float mean_g = row_total(sum) / HIDDEN, mean_g_xhat = row_total(sum_xhat) / HIDDEN;
+#pragma unroll
+  for (int s = 0; s < ROW_STEPS; ++s) {
+    store_dx(p.dx + at, (s * ROW_THREADS + lane) * 8, end, g[s], xhat[s], stats.rstd, mean_g, mean_g_xhat, dx_aligned);
+  }
+}
+
+constexpr int SUM_CHAIN = 1024;  // terms in one float32 chain
+
+// to[c] = the sum over `count` rows of from[row][c], for the 128 columns a block owns: a lane has four of them, the warps share out
+// the rows. Their sums meet in a fixed order.
+template <class T>
+__device__ __forceinline__ void sum_rows(T* to, const float* from, int columns, int pitch, int64_t count,
+                                         int64_t first_column) {
+  float* totals = dynamic_shared();  // [ROW_BLOCK_WARPS][128]
+  if (!to) return;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t column = first_column + lane * 4;
+  float sum[4] = {};
+  if (column < columns) {
+    for (int64_t begin = warp; begin < count; begin += SUM_CHAIN * ROW_BLOCK_WARPS) {
+      const int64_t end = begin + SUM_CHAIN * ROW_BLOCK_WARPS < count ? begin + SUM_CHAIN * ROW_BLOCK_WARPS : count;
+      float part[4] = {};
+#pragma unroll 4
+      for (int64_t row = begin; row < end; row += ROW_BLOCK_WARPS) {
+        float value[4];
+        load(value, from + row * pitch + column, true);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) part[i] += value[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += part[i];
+    }
+  }
+  store(totals + warp * 128 + lane * 4, sum, true);
+  __syncthreads();
+  for (int c = threadIdx.x; c < 128; c += FINISH_THREADS) {
+    float total = totals[c];
+    for (int other = 1; other < ROW_BLOCK_WARPS; ++other) total += totals[other * 128 + c];
+    if (first_column + c < columns) to[first_column + c] = from_float<T>(total);
+  }
+}
+
+// The same for dw, of which there are few parts: a thread has four elements of them all.
+__device__ __forceinline__ void sum_dw(const Params& p, int64_t block) {
+  const int64_t first = (block * FINISH_THREADS + threadIdx.x) * 4;
+  if (!p.dw || first >= W_SIZE) return;
+  float sum[4] = {};
+#pragma unroll 4
+  for (int part = 0; part < p.splits; ++part) {
+    float value[4];
+    load(value, p.dw_parts + part * static_cast<int64_t>(DW_PARTS_PITCH) + first, true);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] += value[i];
+  }
+  if (first + 4 <= W_SIZE) {
+    store(p.dw + first, sum, is_aligned(p.dw, 4 * sizeof(param_t)));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (first + i < W_SIZE) p.dw[first + i] = from_float<param_t>(sum[i]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS) gemm_finish(const __grid_constant__ Params p) {
+  int64_t block = blockIdx.x;
+  if (block < DW_SUM_BLOCKS) return sum_dw(p, block);
+  block -= DW_SUM_BLOCKS;
+  if (block < DB_SUM_BLOCKS) {
+    return sum_rows(p.db, p.db_parts, OUT, OUT_PITCH,
+                    (padded_rows(p) + PART - 1) / PART, block * 128);
+  }
+  block -= DB_SUM_BLOCKS;
+  if (block < DGAMMA_SUM_BLOCKS) {
+    return sum_rows(p.dgamma, p.dgamma_parts, HIDDEN, HIDDEN_PITCH,
+                    p.splits * G_TILES_O, block * 128);
+  }
+  block -= DGAMMA_SUM_BLOCKS;
+  if (block < DBETA_SUM_BLOCKS) {
+    return sum_rows(p.dbeta, p.dbeta_parts, HIDDEN, HIDDEN_PITCH,
+                    p.splits * G_TILES_O, block * 128);
+  }
+  block -= DBETA_SUM_BLOCKS;
+  finish_rows(p, block * BLOCK_ROWS);
+}

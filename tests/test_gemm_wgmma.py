@@ -1,0 +1,82 @@
+"""What is gemm_wgmma's own: the GPU it needs, blocks that take several tiles, stages of every size, and registers."""
+
+from __future__ import annotations
+
+import pytest
+
+from codegen.config import Config
+from codegen.gemm_mma import MOST_BLOCKS
+from codegen.limits import TARGETS, target
+from codegen.problem import ALL_GRADIENTS, Problem
+from codegen.render import render
+from codegen.space import make_config, valid_configs, why_refused
+from codegen.variants import UNTRIED, default_names
+from tests.variant_cases import LIMITS, accuracy_of, assert_right, compiled
+from tuner.compare import bound_fault
+from tuner.executors.host import HostExecutor
+from tuner.inputs import random_inputs
+from tuner.store import Store
+from tuner.toolchain import REPORT, find_nvcc
+
+NAME = "gemm_wgmma"
+
+
+def config(**values: int | str) -> Config:
+    return make_config(NAME, values)
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_other_gpus_lack_its_instructions(arch: str) -> None:
+    reason = why_refused(Problem(512, 256, 192), config(), target(arch))
+    assert reason is None if arch == "sm_90" else reason is not None and "instructions of sm_90a" in reason
+
+
+def test_what_no_gpu_has_run_takes_part_where_it_is_named_alone() -> None:
+    problem = Problem(512, 256, 192)
+    assert UNTRIED.isdisjoint(default_names())
+    found = {config.variant for config in valid_configs(problem, LIMITS)}
+    assert found and found.isdisjoint(UNTRIED)
+    assert all(valid_configs(problem, LIMITS, [name]) for name in UNTRIED)
+
+
+@pytest.mark.parametrize(("chosen", "hidden"), [
+    (config(tile="64x64", groups=1, arithmetic="fp16", depth=32, promote=128, parts=4, stages=2, group=4), 500),
+    (config(tile="128x64", groups=2, arithmetic="bf16", promote=0, parts=8, stages=2, group=4), 900),
+], ids=["promoted", "in the tensor cores"])
+def test_blocks_take_tile_after_tile(chosen: Config, hidden: int, host_executor: HostExecutor) -> None:
+    """More tiles than blocks, which take them in another order in each run: the same bits, and right."""
+    inputs = random_inputs(700, hidden, 70)
+    problem = Problem(inputs.rows, inputs.hidden, inputs.out, accuracy=accuracy_of(chosen))
+    launch = next(launch for launch in render(problem, chosen).plan.launches if launch.kernel == NAME)
+    assert launch.grid.evaluate(problem.rows, 132) == MOST_BLOCKS
+    program = compiled(host_executor, problem, chosen)
+    bits = set()
+    for order in ("forward", "shuffled:1"):
+        got = program.run(inputs, ALL_GRADIENTS, order=order)  # type: ignore[call-arg]
+        assert bound_fault(inputs, got, ALL_GRADIENTS, problem.accuracy) is None
+        bits.add(b"".join(array.tobytes() for array in got.present().values()))
+    assert len(bits) == 1
+
+
+@pytest.mark.parametrize("chosen", [
+    config(), config(tile="128x192", depth=32, stages=5), config(tile="64x128", groups=1, finish="epilogue", stages=3),
+    config(arithmetic="bf16x6", stages=2, tile="128x64")], ids=str)
+def test_tiles_and_stages_of_every_size(chosen: Config, host_executor: HostExecutor) -> None:
+    assert_right(host_executor, chosen, random_inputs(200, 100, 150))
+
+
+WIDE = Problem(8192, 768, 2304)
+HALF = Problem(8192, 768, 2304, "bfloat16")
+
+
+@pytest.mark.parametrize(("problem", "chosen"), [
+    (WIDE, config()), (WIDE, config(tile="128x192", depth=32, stages=5, reduction="direct", parts=1)),
+    (HALF, config(arithmetic="bf16", promote=0, tile="128x256", stages=3)),
+    (HALF, config(arithmetic="bf16", promote=0, tile="256x128", stages=3))],
+    ids=["128x128", "128x192", "128x256-bfloat16", "256x128-bfloat16"])
+def test_large_tiles_keep_to_their_registers(problem: Problem, chosen: Config, store: Store) -> None:
+    """No sum goes to memory, and the compiler neither ignores what warpgroups hand over nor makes products wait."""
+    binary = find_nvcc("sm_90a").compile(render(problem, chosen).text, "sm_90a", store)
+    report = binary.reports[NAME]
+    assert report.spill_bytes == report.stack_bytes == 0
+    assert "C75" not in (binary.cubin.parent / REPORT).read_text()

@@ -1,0 +1,49 @@
+"""What the products of gemm_wgmma cost (templates/gemm_wgmma.cu.j2). Counts are rough, and nothing of it is measured."""
+
+from __future__ import annotations
+
+import math
+
+from codegen.arithmetic import PLANES, products
+from codegen.limits import matrix_rate
+from tuner.work.base import FMA, L2, Kernels, Setting, Work
+
+_RATE = 1640.0
+"""Multiply-adds of 16-bit operands that wgmma is expected to reach on one SM in one cycle: 0.8 of the data sheet's 2048, as the
+best library kernels do."""
+
+_FASTER = matrix_rate("sm_90a") / _RATE
+"""How much shorter products last than at the rate of mma.sync, which the cost model counts in."""
+
+
+def _wgmma(setting: Setting) -> Work:
+    problem, constants = setting.problem, setting.constants
+    arithmetic = str(setting.params["arithmetic"])
+    block_m, block_n, block_k = (constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    padded = math.ceil(problem.rows / constants["ROW_PAD"]) * constants["ROW_PAD"]
+    wants_g = bool(problem.wants & {"dw", "dgamma", "dbeta"})
+    dn_tiles = padded // block_m * constants["TILES_H"] if "dx" in problem.wants else 0
+    g_tiles = setting.splits * constants["G_TILES_O"] * constants["TILES_H"] if wants_g else 0
+    dn_steps, g_steps = constants["OUT_PITCH"] // block_k, math.ceil(setting.split_rows / block_k)
+    tiles, steps = max(1, dn_tiles + g_tiles), dn_tiles * dn_steps + g_tiles * g_steps
+    # Blocks take tile after tile: when the last is begun the others are half-way through theirs.
+    deepest = max(dn_steps * (dn_tiles > 0), g_steps * (g_tiles > 0), 1)
+    of_block = steps / setting.blocks + deepest / 2 if tiles > setting.blocks else float(deepest)
+    matrix = float(block_m * block_n * block_k * products(arithmetic))  # of a step
+    promoted = 2.0 * block_m * block_n / 32 * block_k / constants["PROMOTE"] if "PROMOTE" in constants else 0.0  # instructions
+    multiplying = constants["THREADS"] / 32
+    ending = block_m * block_n / 32 * 8.0  # instructions of a tile's epilogue
+    tiles_of_block = max(1.0, tiles / setting.blocks)
+    # Where one warpgroup multiplies, nothing hides its promotion; where two do, they take turns.
+    alone = promoted / 4 * FMA if setting.params["groups"] == 1 else 0.0
+    step_bytes = 2.0 * PLANES[arithmetic] * (block_m + block_n) * block_k
+    atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
+    return Work(
+        chain=3 * L2 + of_block * (matrix / _RATE + alone) + tiles_of_block * (ending / 4 + 2 * L2),
+        instructions=of_block * (promoted + multiplying * 30.0) + tiles_of_block * ending,
+        wavefronts=of_block * (products(arithmetic) * (block_m / 64) * block_k * (64 + block_n) / 64 + step_bytes / 128),
+        l2_bytes=steps * step_bytes + 8.0 * tiles * block_m * block_n, atomics=atomics,
+        meetings=float(setting.splits) if atomics else 0.0, registers=168, matrix=steps * matrix * _FASTER)
+
+
+KERNELS: Kernels = {"gemm_wgmma": _wgmma}
