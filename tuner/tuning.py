@@ -355,7 +355,7 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         eps: of the LayerNorm.
         deterministic: only kernels whose results are bitwise reproducible.
         variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
-        trials: the most candidates to try; None: 500 on a GPU, without one the best 24 (each variant's default comes on top).
+        trials: the most candidates to try; None: 500 on a GPU, without one the best 16 (each variant's default comes on top).
         timeout: seconds the run may take; None: 180 on a GPU, without one no limit. What has begun by then is ended.
         seed: of the data and the search.
         wants: the gradients to compute, a list of names or "dx,dw"; None: all five.
