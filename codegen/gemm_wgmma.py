@@ -90,9 +90,11 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _registers(tiles: Tiles) -> int:
-    """Estimate for a thread that multiplies: its sums, twice where they are promoted, and 24. From compiled kernels."""
+    """Estimate for a thread that multiplies: its sums, twice where they are promoted, and 24; or, where it finishes dx, its sums,
+    the values of xhat beside those of a row, and 48. From compiled kernels."""
     sums = tiles.block_m * tiles.block_n // tiles.threads
-    return sums * (2 if tiles.promote else 1) + 24
+    multiplying = sums * (2 if tiles.promote else 1) + 24
+    return max(multiplying, sums + tiles.block_n // 4 + 48) if tiles.finishes else multiplying
 
 
 def _too_much_workspace(problem: Problem, params: Params, limits: Limits) -> str | None:

@@ -700,11 +700,12 @@ __device__ __forceinline__ void produce(const Shared& shared, Ring& ring, const 
 
 // What tells the tensor cores where a matrix of 16-bit values lies in shared memory, and how: in rows of ROW_BYTES, 64 or 128, over
 // which it is swizzled, eight rows after the other. Where the depth goes from row to row, each 64 values of a row begin `leading`
-// bytes behind those before.
+// bytes behind those before. Addresses have 18 bits there; what stands above them names a block of a cluster.
 template <int ROW_BYTES>
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void* first, int leading) {
   constexpr unsigned long long STRIDE = 8 * ROW_BYTES, SWIZZLE = ROW_BYTES == 128 ? 1 : 2;
-  return shared_address(first) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 | (STRIDE >> 4) << 32 | SWIZZLE << 62;
+  const unsigned long long address = shared_address(first) & 0x3ffff, lead = leading;
+  return address >> 4 | lead >> 4 << 16 | (STRIDE >> 4) << 32 | SWIZZLE << 62;
 }
 
 // Tensor cores truncate as they accumulate: after PROMOTE of depth, their sums move to ordinary float additions.
