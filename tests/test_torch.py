@@ -16,6 +16,7 @@ from torch import Tensor
 import tuner
 from tests.fake_driver import FakeDriver
 from tests.torch_on_host import LIMITS, STREAM, close, exact, install, leaves
+from tuner.errors import LaunchError
 from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
 from tuner.launcher import arrays
@@ -254,6 +255,18 @@ def test_types_no_kernel_knows_are_pytorchs_own(fake: FakeDriver) -> None:
     assert fake.log == []
 
 
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_mixes_of_types_no_kernel_knows_are_pytorchs_own(fake: FakeDriver, odd: int) -> None:
+    given = [tensor.detach() for tensor in leaves(dtype=torch.bfloat16) if tensor is not None]
+    sizes = (0, 24, 16, torch.bfloat16, torch.bfloat16)
+    types = [torch.float32 if place == odd else torch.bfloat16 for place in range(3)]  # of the gradient, weight and bias
+    assert engine_module.problem_of((*sizes, *types, (True,) * 5, False, "highest", 36, 1e-5)) is None
+    grad, weight, bias = (tensor.to(kind) for tensor, kind in zip((torch.randn(4, 9, 16), *given[1:3]), types, strict=True))
+    statistics = torch.randn(4, 9, 1), torch.rand(4, 9, 1) + 0.5
+    assert engine_module.backward(grad, given[0], weight, bias, given[3], *statistics, 1e-5, (True,) * 5) is None
+    assert fake.log == []
+
+
 def test_where_nothing_compiles_pytorchs_own_kernels_serve(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     from tuner.errors import ToolchainError
 
@@ -265,10 +278,102 @@ def test_where_nothing_compiles_pytorchs_own_kernels_serve(fake: FakeDriver, mon
         check(leaves(), torch.randn(4, 9, 16), LIMITS[torch.float32])
 
 
+@pytest.mark.filterwarnings("default:PyTorch's own kernels")
+def test_where_nothing_loads_pytorchs_own_kernels_serve(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.fail = "cuModuleLoadData"
+    with pytest.warns(UserWarning, match=r"PyTorch's own kernels .*cuModuleLoadData failed"):
+        check(leaves(), torch.randn(4, 9, 16), LIMITS[torch.float32])
+    assert fake.log == []
+    engine_module.forget()
+    monkeypatch.setattr(engine_module, "_may_load", lambda: False)
+    with pytest.raises(LaunchError, match="while a CUDA graph is captured"):
+        gradients(leaves(), torch.randn(4, 9, 16))
+
+
 def test_tf32_is_taken_where_pytorch_may_take_it(fake: FakeDriver) -> None:
-    sizes = (0, 24, 16, torch.float32, torch.float32, torch.float32, (True,) * 5, False)
-    found = {name: engine_module.problem_of((*sizes, name, 36, 1e-5)).accuracy for name in ("highest", "high", "medium")}
-    assert found == {"highest": "fp32", "high": "tf32", "medium": "bf16"}
+    sizes = (0, 24, 16, torch.float32, torch.float32, torch.float32, torch.float32, None, (True,) * 5, False)
+    problems = [engine_module.problem_of((*sizes, name, 36, 1e-5)) for name in ("highest", "high", "medium")]
+    assert [problem.accuracy for problem in problems if problem is not None] == ["fp32", "tf32", "bf16"]
+
+
+
+def test_a_precision_set_for_cuda_alone_is_followed(fake: FakeDriver) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with engine_module.watched() as asked:
+            gradients(leaves(), torch.randn(4, 9, 16))
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+    assert [problem.accuracy for problem in asked] == ["tf32"]
+
+
+class Wrapper(Tensor):
+    """A tensor that has none of its own memory: it stands for another one, as distributed tensors do."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls: Any, held: Tensor) -> Any:
+        made = Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype, requires_grad=held.requires_grad)
+        made.held = held.detach()
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        def bare(value: Any) -> Any:
+            return value.held if isinstance(value, Wrapper) else value
+
+        return function(*torch.utils._pytree.tree_map(bare, given), **torch.utils._pytree.tree_map(bare, named or {}))
+
+
+def test_a_subclass_as_gradient_is_left_to_pytorch(fake: FakeDriver) -> None:
+    arguments, grad = leaves(), torch.randn(4, 9, 16)
+    found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, Wrapper(grad))
+    assert all(close(got, value, LIMITS[torch.float32]) for got, value in zip(found, exact(arguments, grad), strict=True))
+    assert fake.log == []
+
+
+@pytest.mark.parametrize("which", [1, 2, 4])
+def test_a_subclass_as_parameter_is_left_to_pytorch(fake: FakeDriver, which: int) -> None:
+    arguments, grad = leaves(), torch.randn(4, 9, 16)
+    right = exact(arguments, grad)
+    tensor = arguments[which]
+    assert tensor is not None
+    arguments[which] = Wrapper(tensor)
+    layer_norm_linear(*arguments).backward(grad)
+    assert fake.log == [] and arguments[0] is not None and close(arguments[0].grad, right[0], LIMITS[torch.float32])
+
+
+def test_transforms_of_torch_func_take_pytorchs_own_path(fake: FakeDriver) -> None:
+    given = [tensor.detach() for tensor in leaves() if tensor is not None]
+
+    def loss(x: Tensor) -> Tensor:
+        return layer_norm_linear(x, *given[1:]).square().sum()
+
+    x = given[0].clone().requires_grad_()
+    loss(x).backward()
+    assert x.grad is not None and fake.log
+    enqueued = len(fake.log)
+    assert torch.allclose(torch.func.grad(loss)(given[0]), x.grad, rtol=1e-4, atol=1e-5)
+    each = torch.func.vmap(torch.func.grad(loss))(given[0])
+    assert torch.allclose(each, x.grad, rtol=1e-4, atol=1e-5)
+    tangent = x.grad  # so that nothing cancels
+    _, slope = torch.func.jvp(loss, (given[0],), (tangent,))
+    assert torch.allclose(slope, x.grad.square().sum(), rtol=1e-4)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(given[0], tangent)
+        assert torch.allclose(torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent, slope, rtol=1e-4)
+    assert len(fake.log) == enqueued
+
+
+def test_batches_of_incoming_gradients_are_left_to_pytorch(fake: FakeDriver) -> None:
+    arguments, grads = leaves(), torch.randn(3, 4, 9, 16)
+    found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, grads, is_grads_batched=True)
+    for index, grad in enumerate(grads):
+        right = exact(arguments, grad)
+        assert all(close(got[index], value, LIMITS[torch.float32]) for got, value in zip(found, right, strict=True))
+    assert fake.log == []
 
 
 def test_deterministic_algorithms_are_asked_for(fake: FakeDriver) -> None:
