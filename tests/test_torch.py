@@ -436,17 +436,51 @@ def test_a_module_learns_as_pytorchs_own_do(served: str) -> None:
     assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_tensors_go_through_tuner_backward(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    real = Tensor.__dlpack__
-    monkeypatch.setattr(Tensor, "__dlpack__", lambda tensor, *, stream: real(tensor))  # on the CPU there are no streams
-    monkeypatch.setattr(arrays, "ON_CUDA", 1)  # the number of the CPU in DLPack
+@pytest.fixture
+def current(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """CPU tensors go through tuner.backward as those on a GPU do; their current stream is the last of these."""
+    streams = [STREAM]
+
+    def refuse(tensor: Tensor, **options: Any) -> None:
+        raise BufferError("Can't export tensors on a different CUDA device")  # as PyTorch's does off the current GPU
+
+    monkeypatch.setattr(Tensor, "__dlpack__", refuse)
+    monkeypatch.setattr(arrays, "_current_stream", lambda tensor: streams[-1])
+    monkeypatch.setattr(arrays, "ON_CUDA", (1,))  # the number of the CPU in DLPack
     monkeypatch.setattr(engines, "_engines", {0: engines.engine(-1)})
+    return streams
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tensors_go_through_tuner_backward(fake: FakeDriver, current: list[int], dtype: torch.dtype) -> None:
     arguments, dy = leaves(dtype=dtype), torch.randn(4, 9, 16).to(dtype)
-    results: Any = tuner.backward(dy, *arguments[:4], stream=STREAM)  # type: ignore[arg-type]
+    results: Any = tuner.backward(dy, *arguments[:4])  # type: ignore[arg-type]
     assert results.dx.shape == (4, 9, 24) and set(fake.streams) == {STREAM}
     found = [results.dx, results.dgamma, results.dbeta, results.dw, results.db]
     assert all(close(got, value, LIMITS[dtype]) for got, value in zip(found, exact(arguments, dy), strict=True))
     expanded = torch.ones(()).to(dtype).expand(4, 9, 16)
     with pytest.raises(tuner.InputError, match="dy must be C-contiguous"):
-        tuner.backward(expanded, *arguments[:4], stream=STREAM)  # type: ignore[arg-type]
+        tuner.backward(expanded, *arguments[:4])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("now", "said"), [(STREAM, []), (3, ["record 3", f"wait {STREAM}"]), (0, ["record 1", f"wait {STREAM}"])])
+def test_a_stream_waits_for_pytorchs_current_one_once(fake: FakeDriver, current: list[int], now: int, said: list[str]) -> None:
+    current.append(now)
+    tuner.backward(torch.randn(4, 9, 16), *leaves()[:4], stream=STREAM)  # type: ignore[arg-type]
+    assert [entry for entry in fake.log if entry.startswith(("record", "wait"))] == said
+
+
+def test_tensors_without_memory_are_refused(fake: FakeDriver, current: list[int]) -> None:
+    x, *others = leaves()[:4]
+    assert x is not None
+    for odd in (Wrapper(x), x.detach().to_sparse()):
+        with pytest.raises(tuner.TunerError, match="x is a tensor without memory of its own"):
+            tuner.backward(torch.randn(4, 9, 16), odd, *others)  # type: ignore[arg-type]
+
+
+def test_autograd_sees_that_results_are_written(fake: FakeDriver, current: list[int]) -> None:
+    dw, factor = torch.zeros(16, 24), torch.ones(16, 24, requires_grad=True)
+    product = factor * dw
+    tuner.backward(torch.randn(4, 9, 16), *leaves()[:4], out={"dw": dw})  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
