@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -227,7 +227,7 @@ def test_results_lie_over_nothing_else(fake: FakeDriver, kind: Any) -> None:
 class CupyDevice:
     """A GPU of the CuPy below."""
 
-    current = [0]
+    current: ClassVar = [0]
 
     def __init__(self, index: int) -> None:
         self.index = index

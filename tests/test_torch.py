@@ -238,10 +238,12 @@ def test_saved_statistics_are_handed_to_the_kernel(fake: FakeDriver) -> None:
         assert mean != 0 and rstd != 0
 
 
-def test_a_program_is_compiled_once(fake: FakeDriver) -> None:
+def test_a_program_is_compiled_once_and_says_so(fake: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tuner")
     for rows in (36, 36, 35, 20):
         gradients(leaves((rows,)), torch.randn(rows, 16))
     assert len(fake._loaded) == 1
+    assert [record.getMessage().partition(" of")[0] for record in caplog.records] == ["compiling kernel 1"]
 
 
 def test_what_is_chosen_without_wisdom_is_right(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,7 +465,8 @@ def test_tensors_go_through_tuner_backward(fake: FakeDriver, current: list[int],
         tuner.backward(expanded, *arguments[:4])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("now", "said"), [(STREAM, []), (3, ["record 3", f"wait {STREAM}"]), (0, ["record 1", f"wait {STREAM}"])])
+@pytest.mark.parametrize(("now", "said"), [
+    (STREAM, []), (3, ["record 3", f"wait {STREAM}"]), (0, ["record 1", f"wait {STREAM}"])])
 def test_a_stream_waits_for_pytorchs_current_one_once(fake: FakeDriver, current: list[int], now: int, said: list[str]) -> None:
     current.append(now)
     tuner.backward(torch.randn(4, 9, 16), *leaves()[:4], stream=STREAM)  # type: ignore[arg-type]

@@ -120,7 +120,8 @@ def _of_torch(name: str, array: Any) -> OnDevice:
     except RuntimeError:  # sparse tensors, for one
         address = 0
     if address == 0 and array.numel() > 0:
-        raise InputTypeError(f"{name} is a tensor without memory of its own ({type(array).__name__}); give the tensor it stands for")
+        raise InputTypeError(f"{name} is a tensor without memory of its own, of the class {type(array).__name__}; give the "
+                             "tensor that it stands for")
     return OnDevice(address, tuple(array.shape), str(array.dtype).removeprefix("torch."), array.is_contiguous(), True,
                     _current_stream(array) or LEGACY_STREAM, array)
 
