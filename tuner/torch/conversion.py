@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,11 +22,12 @@ def convert(model: nn.Module, pairs: Iterable[tuple[str, str]] | None = None) ->
     Convert last, when the model has its final form: what the code of the model does is looked at once, in training and in
     evaluation mode. A pair whose LayerNorm or Linear is later replaced, wrapped (as adapters do) or hooked, or copied without the
     other, is two plain modules again, on its own; so are pairs under nn.DataParallel, and those whose halves are sharded apart.
+    Use `unconvert` before you build another model of their modules.
 
     Args:
-        model: it is changed in place. A model that torch.fx can trace is searched for pairs, and so is one that is itself
-            nn.Sequential. In others no code says what becomes of a LayerNorm's output, and nothing is converted, with a warning
-            that has the pairs which stand next to each other in an nn.Sequential.
+        model: it is changed in place. Its code is searched for pairs as far as torch.fx can trace it. Where that fails, in the
+            model or in a module of it, nothing says what becomes of a LayerNorm's output; a warning then names the pairs that
+            were found in the modules below, but not converted.
         pairs: the names of a LayerNorm and a Linear, such as ("ln_2", "mlp.0"), where the caller knows that the output of the
             first goes to the second and nowhere else. None: they are searched for.
 
@@ -67,77 +69,111 @@ class _Tracer(torch.fx.Tracer):
     """Looks into all modules but PyTorch's own, this package's, and those that it is told.
 
     Args:
-        is_leaf: of further modules, whether to leave them unopened.
+        closed: further modules to leave unopened.
+
+    Attributes:
+        failed: the innermost module whose code could not be followed; None: that of the model itself, if any.
     """
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+    def __init__(self, closed: set[nn.Module]) -> None:
         super().__init__()
-        self._is_leaf = is_leaf
+        self._closed = closed
+        self.failed: nn.Module | None = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """As torch.fx.Tracer.is_leaf_module."""
         ours = isinstance(m, LayerNormLinear | FusedLinear | PassedLayerNorm)
-        return ours or self._is_leaf(m) or super().is_leaf_module(m, module_qualified_name)
+        return ours or m in self._closed or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """As torch.fx.Tracer.call_module."""
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except _UNTRACEABLE:
+            self.failed = self.failed or m
+            raise
+
+
+class _Search:
+    """The pairs in a model, by names.
+
+    Attributes:
+        found: the pairs in code that could be followed.
+        unsure: those that would be pairs, were the modules around them called by their own code alone.
+        closed: the modules whose code could not be followed, with their names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.unsure: list[tuple[str, str]] = []
+        self.closed: dict[nn.Module, str] = {}
+        self._names = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+        self.found = self._within(model, "")
+
+    def _within(self, model: nn.Module, prefix: str) -> list[tuple[str, str]]:
+        """The pairs in a part of the model, whose names begin with the prefix."""
+        closed = set[nn.Module]()
+        try:
+            traced = _traced_both_ways(model, closed)
+        except _UNTRACEABLE:
+            traced, closed = [], {model}
+        names = {module: prefix + name for name, module in model.named_modules()}
+        for module in (module for module in names if module in closed):
+            self.closed[module] = names[module]
+            for name, child in module.named_children():
+                self.unsure += self._within(child, f"{names[module]}.{name}.".lstrip("."))
+        found = []
+        for norm, linear in traced:
+            # Code may reach modules that have several names by each of them.
+            if self._names[id(norm)] == self._names[id(linear)] == 1 and why_no_pair(norm, linear) is None:
+                found.append((names[norm], names[linear]))
+        return found
 
 
 def _search(model: nn.Module) -> list[tuple[str, str]]:
-    try:
-        return _traced_both_ways(model, lambda module: False)
-    except _UNTRACEABLE as error:
-        if type(model) is nn.Sequential:  # whose own code is known, whatever its parts do
-            return _traced_both_ways(model, lambda module: type(module) is not nn.Sequential)
-        if neighbours := _neighbours(model):
-            warnings.warn(f"nothing was converted, as the model's code cannot be traced ({type(error).__name__}: {error}); "
-                          f"of these {len(neighbours)} pairs, give those that hold to convert in pairs: {neighbours}",
-                          stacklevel=3)
-        return []
+    search = _Search(model)
+    if search.unsure:
+        where = ", ".join(name or "the model itself" for name in search.closed.values())
+        warnings.warn(f"{len(search.unsure)} pairs were not converted, as torch.fx cannot trace the code around them ({where}); "
+                      f"give those that hold to convert in pairs: {search.unsure}", stacklevel=3)
+    return search.found
 
 
-def _traced_both_ways(model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> list[tuple[str, str]]:
-    """The pairs both in training and in evaluation, between which code may choose."""
+def _traced_both_ways(model: nn.Module, closed: set[nn.Module]) -> list[tuple[nn.Module, nn.Module]]:
+    """Of which modules one takes the output of the other, and nothing else does, both in training and in evaluation, between
+    which code may choose. Modules whose code cannot be followed join those that are closed."""
     training = [(module, module.training) for module in model.modules()]
     try:
         found = []
         for mode in (True, False):
             for module, _ in training:
                 module.training = mode
-            found.append(_traced(model, is_leaf))
+            found.append(_traced(model, closed))
     finally:
         for module, before in training:
             module.training = before
     return [pair for pair in found[0] if pair in found[1]]
 
 
-def _traced(model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> list[tuple[str, str]]:
-    calls = [node for node in _Tracer(is_leaf).trace(model).nodes if node.op == "call_module"]
+def _traced(model: nn.Module, closed: set[nn.Module]) -> list[tuple[nn.Module, nn.Module]]:
+    calls = _calls(model, closed)
     modules, times = dict(model.named_modules()), Counter(call.target for call in calls)
-    owned_once = _owned_once(model)
     pairs = []
     for node in calls:
         users = list(node.users)
-        if len(users) != 1 or users[0].op != "call_module" or users[0].args != (node,):
-            continue
-        pair = node.target, users[0].target
-        norm, linear = (modules[name] for name in pair)
-        once = all(times[name] == 1 for name in pair) and owned_once(norm) and owned_once(linear)
-        if once and why_no_pair(norm, linear) is None:
-            pairs.append(pair)
+        if len(users) == 1 and users[0].op == "call_module" and users[0].args == (node,):
+            pair = node.target, users[0].target
+            if all(times[name] == 1 for name in pair):
+                pairs.append((modules[pair[0]], modules[pair[1]]))
     return pairs
 
 
-def _neighbours(model: nn.Module) -> list[tuple[str, str]]:
-    """The pairs that stand next to each other in an nn.Sequential."""
-    pairs, owned_once = [], _owned_once(model)
-    for prefix, module in model.named_modules():
-        if type(module) is nn.Sequential:
-            names = [f"{prefix}.{name}".lstrip(".") for name in module._modules]
-            inner = list(module)
-            pairs += [(names[i], names[i + 1]) for i in range(len(inner) - 1) if why_no_pair(inner[i], inner[i + 1]) is None
-                      and owned_once(inner[i]) and owned_once(inner[i + 1])]
-    return pairs
-
-
-def _owned_once(model: nn.Module) -> Callable[[nn.Module], bool]:
-    """Whether a module has one name in the model: code may reach those that have several by each of them."""
-    names = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    return lambda module: names[id(module)] == 1
+def _calls(model: nn.Module, closed: set[nn.Module]) -> list[Any]:
+    """The calls of modules in a model."""
+    while True:
+        tracer = _Tracer(closed)
+        try:
+            return [node for node in tracer.trace(model).nodes if node.op == "call_module"]
+        except _UNTRACEABLE:
+            if tracer.failed is None:
+                raise
+            closed.add(tracer.failed)  # and from the start, as half of its code has left its traces
