@@ -21,6 +21,7 @@ from tuner.compare import bound_fault
 from tuner.errors import LaunchError
 from tuner.inputs import Gradients, random_inputs
 from tuner.torch import LayerNormLinear, convert, layer_norm_linear, ops
+from tuner.torch.module import FusedLinear
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("error:PyTorch's own kernels")]
 
@@ -145,7 +146,9 @@ def test_a_kernel_that_is_not_loaded_cannot_be_captured() -> None:
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled(mode: str) -> None:
     torch.compiler.reset()
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), LayerNormLinear(256, 64)).cuda()
+    layers = nn.Linear(64, 256), nn.GELU(), LayerNormLinear(256, 64), nn.LayerNorm(64), nn.Linear(64, 64)
+    model = convert(nn.Sequential(*layers).cuda())
+    assert type(model[4]) is FusedLinear
     compiled = torch.compile(model, mode=mode, fullgraph=True)
     for seed in range(4):
         torch.manual_seed(seed)
@@ -157,7 +160,7 @@ def test_compiled(mode: str) -> None:
         model.zero_grad()
         compiled(x).square().sum().backward()
         found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-        assert len(found) == len(right) == 6
+        assert len(found) == len(right) == 10
         assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item()) for a, b in zip(found, right, strict=True))
 
 
