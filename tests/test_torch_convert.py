@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Callable
 
 import pytest
@@ -114,6 +115,28 @@ def test_a_sequence_that_is_taken_apart_stays_as_it_is() -> None:
     around = nn.Sequential(model, nn.Linear(8, 8))
     before = around(x)
     assert torch.equal(convert(around)(x), before)
+
+
+class Layers(nn.Module):
+    """Its code cannot be traced, but that of its layers can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers if x.sum() > 0 else reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+def test_the_pairs_that_are_named_can_be_given() -> None:
+    model, x = Layers(), torch.randn(2, 8)
+    pairs = [(f"layers.{index}.ln_2", f"layers.{index}.mlp.0") for index in range(2)]
+    with pytest.warns(UserWarning, match=re.escape(str(pairs))):
+        convert(model)
+    before = model(x)
+    assert len(converted(convert(model, pairs))) == 4 and torch.equal(model(x), before)
 
 
 class Noisy(nn.Module):

@@ -116,7 +116,7 @@ class _Search:
             traced = _traced_both_ways(model, closed)
         except _UNTRACEABLE:
             traced, closed = [], {model}
-        names = {module: prefix + name for name, module in model.named_modules()}
+        names = {module: (prefix + name).rstrip(".") for name, module in model.named_modules()}
         for module in (module for module in names if module in closed):
             self.closed[module] = names[module]
             for name, child in module.named_children():
