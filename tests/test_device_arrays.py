@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from typing import Any
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -44,11 +47,13 @@ class ByInterface:
 class ByDlpack:
     """Host memory behind DLPack, on a device that is called a GPU."""
 
+    managed = False
+
     def __init__(self, array: np.ndarray, stream: int | None = None, device: int = 0) -> None:
         self.array, self.device, self.streams = array, device, list[int]()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return arrays_module.ON_CUDA, self.device
+        return arrays_module.ON_CUDA[self.managed], self.device
 
     def __dlpack__(self, *, stream: int) -> Any:
         self.streams.append(stream)
@@ -103,6 +108,12 @@ def test_nothing_is_copied_and_all_goes_to_the_stream(fake: FakeDriver, kind: An
     assert all(getattr(results, name) is out[name] for name in GRADIENTS)
     assert bound_fault(data, fetched(results)) is None
     assert set(fake.streams) == {STREAM} and fake.current == []
+
+
+def test_managed_memory_is_on_the_gpu(fake: FakeDriver, data: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ByDlpack, "managed", True)
+    assert ByDlpack(data.x).__dlpack_device__()[0] == 13  # kDLCUDAManaged
+    assert bound_fault(data, fetched(call(data, ByDlpack))) is None
 
 
 def test_dlpack_is_told_the_stream(fake: FakeDriver, data: Inputs) -> None:
@@ -192,6 +203,77 @@ def test_gradients_are_added_to_what_is_there(fake: FakeDriver, data: Inputs, mo
     halved = {name: array if name == "dx" else array / 2 for name, array in results.present().items()}
     assert bound_fault(data, Gradients(**halved)) is None
     assert not any(entry.startswith("fill") for entry in fake.log)
+
+
+def test_results_lie_over_nothing_else(fake: FakeDriver, kind: Any) -> None:
+    data = random_inputs(ROWS, HIDDEN, HIDDEN)
+    shapes = {"dw": (HIDDEN, HIDDEN), "db": (HIDDEN,)}
+    out = room(kind) | {name: kind(np.empty(shape, np.float32)) for name, shape in shapes.items()}
+    both = np.empty(HIDDEN + 1, np.float32)
+    x, gamma, held = data.x.copy(), np.ones(HIDDEN, np.float32), np.zeros((1 << 10, HIDDEN), np.float32)
+    for options, said in (
+            ({"x": kind(x), "out": out | {"dx": kind(x)}}, "dx shares memory with x"),
+            ({"gamma": kind(gamma), "out": out | {"db": kind(gamma)}}, "db shares memory with gamma"),
+            ({"out": out | {"dgamma": kind(both[1:]), "db": kind(both[:-1])}}, "db shares memory with dgamma"),
+            ({"dy": kind(held[:ROWS]), "workspace": kind(held.reshape(-1)), "out": out}, "workspace shares memory with dy")):
+        with pytest.raises(tuner.InputError, match=said):
+            call(data, kind, **options)
+    assert fake.log == []
+    halves = np.empty((2, HIDDEN), np.float32)  # next to each other is apart
+    results = call(data, kind, out=out | {"dgamma": kind(halves[0]), "dbeta": kind(halves[1])})
+    assert bound_fault(data, fetched(results)) is None
+
+
+class CupyDevice:
+    """A GPU of the CuPy below."""
+
+    current: ClassVar = [0]
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __enter__(self) -> None:
+        self.current.append(self.index)
+
+    def __exit__(self, *failure: object) -> None:
+        self.current.pop()
+
+
+class CupyArray(ByDlpack):
+    """An array of the CuPy below: added to, it says on which GPU."""
+
+    def __iadd__(self, found: object) -> CupyArray:
+        CUPY.log.append(CupyDevice.current[-1])
+        return self
+
+
+CupyArray.__module__ = "cupy"
+
+
+class Cupy(ModuleType):
+    """CuPy, as far as it is used: a stream leaves the current GPU as it is."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.log: list[int] = []
+        self.cuda = SimpleNamespace(ExternalStream=lambda stream: nullcontext(),
+                                    get_current_stream=lambda: SimpleNamespace(ptr=40 + CupyDevice.current[-1]))
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> str:
+        return f"on GPU {CupyDevice.current[-1]}"
+
+
+CUPY = Cupy()
+
+
+def test_cupy_makes_and_adds_on_the_gpu_of_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", CUPY)
+    array = CupyArray(np.zeros(4, np.float32))
+    array.device = CupyDevice(1)  # type: ignore[assignment]
+    assert arrays_module.stream_handle(None, array) == 41
+    assert arrays_module.empty_like(array, (4,), "float32", STREAM) == "on GPU 1"
+    arrays_module.add_into(array, array, STREAM)
+    assert CUPY.log == [1] and CupyDevice.current == [0]
 
 
 def test_what_cannot_add_says_so(fake: FakeDriver, data: Inputs) -> None:

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import tuner
 from tests.fake_driver import FakeDriver
 from tests.torch_on_host import LIMITS, STREAM, close, exact, install, leaves
+from tuner.errors import LaunchError
 from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
-from tuner.launcher import arrays
 from tuner.launcher import engine as engines
 from tuner.store import Store
 from tuner.torch import LayerNormLinear, layer_norm_linear
@@ -237,10 +236,12 @@ def test_saved_statistics_are_handed_to_the_kernel(fake: FakeDriver) -> None:
         assert mean != 0 and rstd != 0
 
 
-def test_a_program_is_compiled_once(fake: FakeDriver) -> None:
+def test_a_program_is_compiled_once_and_says_so(fake: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tuner")
     for rows in (36, 36, 35, 20):
         gradients(leaves((rows,)), torch.randn(rows, 16))
     assert len(fake._loaded) == 1
+    assert [record.getMessage().partition(" of")[0] for record in caplog.records] == ["compiling kernel 1"]
 
 
 def test_what_is_chosen_without_wisdom_is_right(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +252,18 @@ def test_what_is_chosen_without_wisdom_is_right(fake: FakeDriver, monkeypatch: p
 def test_types_no_kernel_knows_are_pytorchs_own(fake: FakeDriver) -> None:
     arguments = leaves((5,), dtype=torch.float64)
     check(arguments, torch.randn(5, 16, dtype=torch.float64), LIMITS[torch.float64])
+    assert fake.log == []
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_mixes_of_types_no_kernel_knows_are_pytorchs_own(fake: FakeDriver, odd: int) -> None:
+    given = [tensor.detach() for tensor in leaves(dtype=torch.bfloat16) if tensor is not None]
+    sizes = (0, 24, 16, torch.bfloat16, torch.bfloat16)
+    types = [torch.float32 if place == odd else torch.bfloat16 for place in range(3)]  # of the gradient, weight and bias
+    assert engine_module.problem_of((*sizes, *types, (True,) * 5, False, "highest", 36, 1e-5)) is None
+    grad, weight, bias = (tensor.to(kind) for tensor, kind in zip((torch.randn(4, 9, 16), *given[1:3]), types, strict=True))
+    statistics = torch.randn(4, 9, 1), torch.rand(4, 9, 1) + 0.5
+    assert engine_module.backward(grad, given[0], weight, bias, given[3], *statistics, 1e-5, (True,) * 5) is None
     assert fake.log == []
 
 
@@ -265,10 +278,34 @@ def test_where_nothing_compiles_pytorchs_own_kernels_serve(fake: FakeDriver, mon
         check(leaves(), torch.randn(4, 9, 16), LIMITS[torch.float32])
 
 
+@pytest.mark.filterwarnings("default:PyTorch's own kernels")
+def test_where_nothing_loads_pytorchs_own_kernels_serve(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.fail = "cuModuleLoadData"
+    with pytest.warns(UserWarning, match=r"PyTorch's own kernels .*cuModuleLoadData failed"):
+        check(leaves(), torch.randn(4, 9, 16), LIMITS[torch.float32])
+    assert fake.log == []
+    engine_module.forget()
+    monkeypatch.setattr(engine_module, "_may_load", lambda: False)
+    with pytest.raises(LaunchError, match="while a CUDA graph is captured"):
+        gradients(leaves(), torch.randn(4, 9, 16))
+
+
 def test_tf32_is_taken_where_pytorch_may_take_it(fake: FakeDriver) -> None:
-    sizes = (0, 24, 16, torch.float32, torch.float32, torch.float32, (True,) * 5, False)
-    found = {name: engine_module.problem_of((*sizes, name, 36, 1e-5)).accuracy for name in ("highest", "high", "medium")}
-    assert found == {"highest": "fp32", "high": "tf32", "medium": "bf16"}
+    sizes = (0, 24, 16, torch.float32, torch.float32, torch.float32, torch.float32, None, (True,) * 5, False)
+    problems = [engine_module.problem_of((*sizes, name, 36, 1e-5)) for name in ("highest", "high", "medium")]
+    assert [problem.accuracy for problem in problems if problem is not None] == ["fp32", "tf32", "bf16"]
+
+
+
+def test_a_precision_set_for_cuda_alone_is_followed(fake: FakeDriver) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with engine_module.watched() as asked:
+            gradients(leaves(), torch.randn(4, 9, 16))
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+    assert [problem.accuracy for problem in asked] == ["tf32"]
 
 
 def test_deterministic_algorithms_are_asked_for(fake: FakeDriver) -> None:
@@ -329,19 +366,3 @@ def test_a_module_learns_as_pytorchs_own_do(served: str) -> None:
             curve.append(loss.item())
         losses.append(curve)
     assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_tensors_go_through_tuner_backward(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    real = Tensor.__dlpack__
-    monkeypatch.setattr(Tensor, "__dlpack__", lambda tensor, *, stream: real(tensor))  # on the CPU there are no streams
-    monkeypatch.setattr(arrays, "ON_CUDA", 1)  # the number of the CPU in DLPack
-    monkeypatch.setattr(engines, "_engines", {0: engines.engine(-1)})
-    arguments, dy = leaves(dtype=dtype), torch.randn(4, 9, 16).to(dtype)
-    results: Any = tuner.backward(dy, *arguments[:4], stream=STREAM)  # type: ignore[arg-type]
-    assert results.dx.shape == (4, 9, 24) and set(fake.streams) == {STREAM}
-    found = [results.dx, results.dgamma, results.dbeta, results.dw, results.db]
-    assert all(close(got, value, LIMITS[dtype]) for got, value in zip(found, exact(arguments, dy), strict=True))
-    expanded = torch.ones(()).to(dtype).expand(4, 9, 16)
-    with pytest.raises(tuner.InputError, match="dy must be C-contiguous"):
-        tuner.backward(expanded, *arguments[:4], stream=STREAM)  # type: ignore[arg-type]

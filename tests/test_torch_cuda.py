@@ -21,6 +21,7 @@ from tuner.compare import bound_fault
 from tuner.errors import LaunchError
 from tuner.inputs import Gradients, random_inputs
 from tuner.torch import LayerNormLinear, convert, layer_norm_linear, ops
+from tuner.torch.module import FusedLinear
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("error:PyTorch's own kernels")]
 
@@ -145,7 +146,9 @@ def test_a_kernel_that_is_not_loaded_cannot_be_captured() -> None:
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled(mode: str) -> None:
     torch.compiler.reset()
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), LayerNormLinear(256, 64)).cuda()
+    layers = nn.Linear(64, 256), nn.GELU(), LayerNormLinear(256, 64), nn.LayerNorm(64), nn.Linear(64, 64)
+    model = convert(nn.Sequential(*layers).cuda())
+    assert type(model[4]) is FusedLinear
     compiled = torch.compile(model, mode=mode, fullgraph=True)
     for seed in range(4):
         torch.manual_seed(seed)
@@ -157,7 +160,7 @@ def test_compiled(mode: str) -> None:
         model.zero_grad()
         compiled(x).square().sum().backward()
         found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-        assert len(found) == len(right) == 6
+        assert len(found) == len(right) == 10
         assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item()) for a, b in zip(found, right, strict=True))
 
 
@@ -179,6 +182,41 @@ def test_the_last_gpu_leaves_the_first_current() -> None:
     layer_norm_linear(*arguments).backward(grad)
     assert torch.cuda.current_device() == 0
     check(arguments, grads(arguments), grad, LIMITS[torch.float32])
+
+
+def test_tuner_backward_off_the_current_gpu() -> None:
+    last = torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.cuda.set_device(0)
+    arguments, dy = on_gpu(40, device=str(last)), torch.randn(40, 16, device=last)
+    results = tuner.backward(dy, *arguments[:4])  # type: ignore[arg-type]
+    assert torch.cuda.current_device() == 0
+    assert all(getattr(results, name).device == last for name in GRADIENTS)
+    check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[torch.float32])
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("tf32", LIMITS[torch.float32] * 500), ("ieee", LIMITS[torch.float32])])
+def test_a_precision_set_for_cuda_alone(precision: str, limit: float) -> None:
+    torch.backends.cuda.matmul.fp32_precision = precision
+    try:
+        arguments, grad = on_gpu(256, hidden=128, out=64), torch.randn(256, 64, device="cuda")
+        layer_norm_linear(*arguments).backward(grad)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+    check(arguments, grads(arguments), grad, limit)
+
+
+def test_transforms_of_torch_func_take_pytorchs_own_path() -> None:
+    given = [tensor.detach() for tensor in on_gpu(9) if tensor is not None]
+
+    def loss(x: Tensor) -> Tensor:
+        return layer_norm_linear(x, *given[1:]).square().sum()
+
+    x = given[0].clone().requires_grad_()
+    loss(x).backward()
+    assert x.grad is not None
+    for found in (torch.func.grad(loss)(given[0]), torch.func.vmap(torch.func.grad(loss))(given[0])):
+        assert torch.allclose(found, x.grad, rtol=1e-3, atol=1e-3)
 
 
 def test_repeated_backward_passes_agree() -> None:
@@ -217,9 +255,11 @@ def test_a_converted_model_trains_as_before() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], None]) -> None:
-    arguments = [None if tensor is None else tensor.detach() for tensor in on_gpu(16, hidden=8, out=16)]
-    grad = torch.randn(16, 16, device="cuda")
+@pytest.mark.parametrize(("rows", "hidden", "out"), [(16, 8, 16), (8192, 768, 3072)], ids=str)
+def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], None], rows: int, hidden: int, out: int) -> None:
+    """The second shape takes several launches and a workspace."""
+    arguments = [None if tensor is None else tensor.detach() for tensor in on_gpu(rows, hidden=hidden, out=out)]
+    grad = torch.randn(rows, out, device="cuda")
     _, mean, rstd = ops.forward(*arguments, 1e-5, None)
     needs = (True,) * 5
 
@@ -235,7 +275,7 @@ def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], No
         times.append((time.perf_counter() - begin) / 20 * 1e6)
     least, median = min(times), sorted(times)[len(times) // 2]  # other processes can only add to it
     record_property("call_us", least)
-    print(f"a backward call costs the CPU {least:.1f} us, in the median {median:.1f} us")
+    print(f"a backward call at {rows},{hidden},{out} costs the CPU {least:.1f} us, in the median {median:.1f} us")
     assert least < CALL_US
 
 

@@ -1,15 +1,15 @@
-"""The module, `convert`, torch.compile and DistributedDataParallel."""
+"""The module, torch.compile and DistributedDataParallel."""
 
 from __future__ import annotations
 
-import copy
-import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
 from tests.fake_driver import FakeDriver
@@ -17,8 +17,7 @@ from tests.torch_on_host import LIMITS, close, exact, install, leaves
 from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
 from tuner.store import Store
-from tuner.torch import LayerNormLinear, convert, layer_norm_linear
-from tuner.torch.module import FusedLinear, PassedLayerNorm
+from tuner.torch import LayerNormLinear, layer_norm_linear
 
 pytestmark = pytest.mark.filterwarnings("error:PyTorch's own kernels")
 
@@ -67,104 +66,19 @@ def test_what_is_no_pair(norm: Any, linear: Any) -> None:
         LayerNormLinear.from_pair(norm, linear)
 
 
-# --- convert -----------------------------------------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """Half a transformer: one pair that can be one operation, and a LayerNorm whose output goes to two places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln_1, self.q, self.k = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.ln_2, self.mlp = nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        normal = self.ln_1(x)
-        x = x + self.q(normal) * self.k(normal)
-        result: Tensor = x + self.mlp(self.ln_2(x))
-        return result
-
-
-class Untraceable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4))
-        self.ln, self.fc = nn.LayerNorm(4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.inner(x)
-        if y.sum() > 0:
-            y = -y
-        result: Tensor = self.fc(self.ln(y))
-        return result
-
-
-def converted(model: nn.Module) -> set[str]:
-    return {name for name, module in model.named_modules() if isinstance(module, PassedLayerNorm | FusedLinear)}
-
-
-def test_pairs_are_found_where_they_are_pairs() -> None:
-    model, x = Block(), torch.randn(2, 3, 8)
-    before, state = model(x), copy.deepcopy(model.state_dict())
-    parameters = list(model.parameters())
-    assert convert(model) is model
-    assert converted(model) == {"ln_2", "mlp.0"}
-    assert torch.equal(model(x), before)
-    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
-    assert list(model.state_dict()) == list(state)
-    model.load_state_dict(state)
-    assert converted(convert(model)) == {"ln_2", "mlp.0"}
-
-
-def test_where_the_code_cannot_be_followed_sequences_are_searched() -> None:
-    model, x = Untraceable(), torch.randn(2, 8)
-    before = model(x)
-    assert converted(convert(model)) == {"inner.0", "inner.1"}
-    assert torch.equal(model(x), before)
-
-
-def test_a_sequence_by_itself() -> None:
-    assert converted(convert(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4), nn.LayerNorm(4)))) == {"0", "1"}
-
-
-def test_pairs_may_be_named() -> None:
-    model, x = Untraceable(), torch.randn(2, 8)
-    before = model(x)
-    assert converted(convert(model, [("ln", "fc")])) == {"ln", "fc"}
-    assert torch.equal(model(x), before)
-
-
-@pytest.mark.parametrize(("pair", "said"), [
-    (("ln", "nothing"), "no module 'nothing'"), (("fc", "ln"), "not LayerNorm and Linear"),
-    (("ln", "inner.1"), "takes 8 features")])
-def test_named_pairs_that_are_none(pair: tuple[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        convert(Untraceable(), [pair])
-
-
-def test_shared_and_hooked_modules_are_left_alone() -> None:
-    shared = nn.LayerNorm(8)
-    twice = nn.Sequential(shared, nn.Linear(8, 8), shared, nn.Linear(8, 8))
-    assert converted(convert(twice)) == set()
-    hooked = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
-    hooked[0].register_forward_hook(lambda module, given, result: None)
-    assert converted(convert(hooked)) == set()
-
-
-def test_a_converted_model_can_be_copied_saved_and_trained(fake: FakeDriver) -> None:
-    model, x = Block(), torch.randn(4, 3, 8)
-    plain = copy.deepcopy(model)
-    model = copy.deepcopy(convert(model))
-    held = io.BytesIO()
-    torch.save(model, held)
-    held.seek(0)
-    model = torch.load(held, weights_only=False)
-    assert converted(model) == {"ln_2", "mlp.0"}
-    for each in (model, plain):
-        each(x).square().mean().backward()
-    assert fake.log
-    assert all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-6)
-               for a, b in zip(model.parameters(), plain.parameters(), strict=True) if a.grad is not None and b.grad is not None)
+@pytest.mark.parametrize("change", [
+    lambda module: torch.nn.utils.prune.l1_unstructured(module.linear, "weight", 0.5),
+    lambda module: torch.nn.utils.weight_norm(module.linear),
+    lambda module: setattr(module, "linear", nn.Identity())], ids=["pruned", "normed", "other"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_parts_of_a_module_are_called_where_they_do_more(fake: FakeDriver, change: Callable[[Any], None]) -> None:
+    module, x = LayerNormLinear(8, 5), torch.randn(3, 8)
+    change(module)
+    for _ in range(2):
+        y = module(x)
+        assert torch.equal(y, module.linear(module.norm(x)))
+        y.sum().backward()
+    assert fake.log == []
 
 
 # --- torch.compile -----------------------------------------------------------------------------------------------------------
@@ -193,18 +107,6 @@ def test_compiled_graphs_keep_the_operation_and_follow_the_rows(fake: FakeDriver
         compiled.append(len(graphs))
     assert len(set(compiled)) == 1 and all(any("layer_norm_linear" in target for target in graph) for graph in graphs)
     assert fake.log
-
-
-def test_converted_models_are_compiled_whole(fake: FakeDriver) -> None:
-    torch.compiler.reset()
-    model, x = convert(Block()), torch.randn(4, 3, 8)
-    model(x).square().mean().backward()
-    right = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    model.zero_grad()
-    torch.compile(model, backend="aot_eager", fullgraph=True)(x).square().mean().backward()
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert len(found) == len(right) and fake.log
-    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, right, strict=True))
 
 
 def test_compiled_autocast(fake: FakeDriver) -> None:

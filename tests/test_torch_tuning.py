@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing
 
 from codegen.config import Config
+from codegen.problem import Problem
 from tests.fake_gpu import FakeGpu
 from tests.torch_on_host import install, leaves
+from tuner.errors import NoValidKernel
 from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
 from tuner.launcher import engine as engines
@@ -84,4 +90,39 @@ def test_each_problem_of_a_step_once(asked: list[dict[str, Any]]) -> None:
 
 
 def test_a_step_without_the_operation_tunes_nothing(asked: list[dict[str, Any]]) -> None:
-    assert autotune(lambda: None) == [] and asked == []
+    with pytest.warns(UserWarning, match="autotune saw no backward pass"):
+        assert autotune(lambda: None) == []
+    assert asked == []
+
+
+def _share(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    patch, tuned = pytest.MonkeyPatch(), Path(folder) / "tuned"
+    patch.setattr(tuning_module, "exact", lambda problem, place, book: None)
+
+    def tune_slowly(*arguments: Any) -> str:
+        time.sleep(0.5)
+        (tuned / str(rank)).write_text("")
+        return "a result"
+
+    @contextmanager
+    def watched() -> Any:
+        yield {Problem(ROWS, HIDDEN, OUT): SimpleNamespace(place=None)}
+
+    patch.setattr(tuning_module.engine, "watched", watched)
+    patch.setattr(tuning_module, "_tune", tune_slowly)
+    results = autotune(lambda: torch.distributed.barrier())
+    assert results == ([] if rank else ["a result"])
+    assert {path.name for path in tuned.iterdir()} == {"0"}
+    with pytest.raises(NoValidKernel) if rank == 0 else nullcontext(), tuning_module._one_of_each_machine() as tunes:
+        if tunes:
+            raise NoValidKernel("nothing was valid")  # which sets the other free as well
+    patch.setenv("LOCAL_RANK", "0")  # each on a machine of its own
+    assert autotune(lambda: None) == ["a result"]
+    torch.distributed.destroy_process_group()
+    patch.undo()
+
+
+def test_one_process_of_each_machine_tunes_and_the_others_wait(tmp_path: Path) -> None:
+    (tmp_path / "tuned").mkdir()
+    torch.multiprocessing.spawn(_share, (str(tmp_path),), nprocs=2)

@@ -33,7 +33,17 @@ def test_pytorchs_forward_pass_is_within_its_bound(dtype: str, param_dtype: str)
     oracle = find_oracle()
     assert isinstance(oracle, AutogradOracle)
     data = make_data(Request(Problem(71, 229, 33, dtype, param_dtype=param_dtype), 1e-5, 0), 71, oracle)
-    assert judge_forward(data.inputs, oracle.forward(data.inputs, data.bias, "cpu"), data.expected).ok
+    assert judge_forward(data.inputs, data.bias, oracle.forward(data.inputs, data.bias, "cpu"), data.expected).ok
+
+
+@pytest.mark.parametrize(("hidden", "dtype", "param_dtype"), [(1, "bfloat16", "float32"), (1, "float16", "float32"),
+                                                              (2, "float32", ""), (1, "float32", ""), (2, "bfloat16", "")])
+def test_where_the_bias_is_most_of_y_the_bound_knows_its_rounding(hidden: int, dtype: str, param_dtype: str) -> None:
+    oracle = find_oracle()
+    for seed in range(24):
+        data = make_data(Request(Problem(64, hidden, 33, dtype, param_dtype=param_dtype), 1e-5, seed), 64, oracle)
+        figure = judge_forward(data.inputs, data.bias, oracle.forward(data.inputs, data.bias, "cpu"), data.expected)
+        assert figure.ok, (seed, figure.ratio)
 
 
 def test_on_this_machines_cpu(capsys: pytest.CaptureFixture[str]) -> None:

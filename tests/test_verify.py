@@ -132,10 +132,20 @@ def test_a_forward_pass_is_judged_element_by_element(dtype: str, sizes: tuple[in
     oracle = NumPyOracle()
     data = make_data(Request(Problem(*sizes, dtype), 1e-5, 0), sizes[0], oracle)
     y = oracle.forward(data.inputs, data.bias, "cpu")
-    assert judge_forward(data.inputs, y, data.expected).ok
+    assert judge_forward(data.inputs, data.bias, y, data.expected).ok
     y = y.copy()
     y[0, 0] += np.abs(y).max()
-    assert not judge_forward(data.inputs, y, data.expected).ok
+    assert not judge_forward(data.inputs, data.bias, y, data.expected).ok
+
+
+def test_the_last_addition_of_a_forward_pass_may_round() -> None:
+    oracle, inputs = NumPyOracle(), random_inputs(16, 8, 16)
+    assert inputs.gamma is not None
+    inputs = replace(inputs, gamma=inputs.gamma * np.float32(1e-6), beta=np.zeros(8, np.float32))
+    bias = np.linspace(-1000.0, 1000.0, 16).astype(np.float32)  # next to which the products are small
+    expected = oracle.expected(inputs, bias)
+    assert judge_forward(inputs, bias, expected.y.astype(np.float32), expected).ok
+    assert not judge_forward(inputs, bias, (expected.y * (1 + 1e-6)).astype(np.float32), expected).ok
 
 
 def test_a_result_without_numbers_is_wrong() -> None:

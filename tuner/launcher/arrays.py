@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from codegen.dtypes import ITEMSIZE
 from tuner.errors import InputError, InputTypeError
 from tuner.launcher.driver import open_driver
 
-ON_CUDA = 2  # kDLCUDA, of dlpack.h
+ON_CUDA = (2, 13)  # kDLCUDA and kDLCUDAManaged, of dlpack.h
 
 LEGACY_STREAM = 1
 """The default stream of CUDA's runtime, as DLPack and __cuda_array_interface__ write it."""
@@ -65,7 +65,7 @@ class OnDevice:
 def is_on_device(array: object) -> bool:
     """Whether an array lies on a GPU and says where."""
     if hasattr(type(array), "__dlpack_device__"):
-        return bool(array.__dlpack_device__()[0] == ON_CUDA)  # type: ignore[attr-defined]
+        return bool(array.__dlpack_device__()[0] in ON_CUDA)  # type: ignore[attr-defined]
     return hasattr(array, "__cuda_array_interface__")
 
 
@@ -82,15 +82,18 @@ def on_device(name: str, array: Any, stream: int) -> OnDevice:
 
     Args:
         name: of the argument, for errors.
-        array: an object with DLPack's methods, which orders its memory before the stream, or with __cuda_array_interface__.
+        array: a tensor of PyTorch, an object with DLPack's methods, which orders its memory before the stream, or one with
+            __cuda_array_interface__.
         stream: the handle of the stream that will use it.
 
     Raises:
-        InputTypeError: it is on no GPU.
+        InputTypeError: it is on no GPU, or has no memory of its own.
     """
     if not is_on_device(array):
         raise InputTypeError(f"{name} must lie on the GPU like x, with __dlpack__ or __cuda_array_interface__; "
                              f"{type(array).__name__} does not")
+    if _library(array) == "torch":
+        return _of_torch(name, array)
     if hasattr(type(array), "__dlpack__"):
         return _by_dlpack(array, stream)
     return _by_interface(array)
@@ -109,10 +112,22 @@ def _by_interface(array: Any) -> OnDevice:
     return OnDevice(int(address or 0), shape, dtype, contiguous, not read_only, None if stream is None else int(stream), array)
 
 
+def _of_torch(name: str, array: Any) -> OnDevice:
+    """PyTorch's DLPack refuses tensors off the current GPU, so that what it would say is read from the tensor. Its producer is
+    PyTorch's current stream on the tensor's GPU."""
+    try:
+        address = array.data_ptr()
+    except RuntimeError:  # sparse tensors, for one
+        address = 0
+    if address == 0 and array.numel() > 0:
+        raise InputTypeError(f"{name} is a tensor without memory of its own, of the class {type(array).__name__}; give the "
+                             "tensor that it stands for")
+    return OnDevice(address, tuple(array.shape), str(array.dtype).removeprefix("torch."), array.is_contiguous(), True,
+                    _current_stream(array) or LEGACY_STREAM, array)
+
+
 def _by_dlpack(array: Any, stream: int) -> OnDevice:
     """The capsule is only looked into; its own destructor gives the tensor back when it is dropped."""
-    if _library(array) == "torch":  # which gives none of a tensor that needs its gradient
-        array = array.detach()
     capsule = array.__dlpack__(stream=stream or LEGACY_STREAM)
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -175,19 +190,34 @@ def add_into(target: Any, found: Any, stream: int) -> None:
 
 
 def _library(array: object) -> str:
-    return type(array).__module__.partition(".")[0]
+    """Who made an array: one of those known here, of which its class may be derived; else the library of its class."""
+    libraries = [kind.__module__.partition(".")[0] for kind in type(array).__mro__]
+    return next((library for library in libraries if library in ("torch", "cupy", "pycuda")), libraries[0])
 
 
-def _current(array: Any, stream: int) -> AbstractContextManager[Any]:
-    """Makes a stream the current one of PyTorch or CuPy."""
+def mark_written(array: Any) -> None:
+    """Tells the library of an array that its contents were written: PyTorch's autograd refuses to use what it saved before."""
+    if _library(array) == "torch":
+        importlib.import_module("torch").autograd.graph.increment_version(array)
+
+
+def _current_stream(array: Any) -> int:
+    """The handle of PyTorch's current stream on the GPU of a tensor."""
+    return int(importlib.import_module("torch").cuda.current_stream(array.device).cuda_stream)
+
+
+@contextmanager
+def _current(array: Any, stream: int) -> Iterator[None]:
+    """Makes a stream, and the GPU of an array, the current ones of PyTorch or CuPy."""
     if _library(array) == "cupy":
-        cupy: AbstractContextManager[Any] = importlib.import_module("cupy").cuda.ExternalStream(stream)
-        return cupy
-    if not array.is_cuda:
-        return nullcontext()
-    cuda = importlib.import_module("torch").cuda
-    pytorch: AbstractContextManager[Any] = cuda.stream(cuda.ExternalStream(stream, array.device))
-    return pytorch
+        with array.device, importlib.import_module("cupy").cuda.ExternalStream(stream):  # the stream alone leaves the GPU
+            yield
+    elif array.is_cuda:
+        cuda = importlib.import_module("torch").cuda
+        with cuda.stream(cuda.ExternalStream(stream, array.device)):
+            yield
+    else:
+        yield
 
 
 def stream_handle(stream: object, array: Any) -> int:
@@ -200,9 +230,10 @@ def stream_handle(stream: object, array: Any) -> int:
     if stream is None:
         library = _library(array)
         if library == "torch":
-            return int(importlib.import_module("torch").cuda.current_stream(array.device).cuda_stream)
+            return _current_stream(array)
         if library == "cupy":
-            return int(importlib.import_module("cupy").cuda.get_current_stream().ptr)
+            with array.device:  # each has a current stream
+                return int(importlib.import_module("cupy").cuda.get_current_stream().ptr)
         return 0
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream

@@ -14,7 +14,17 @@ from codegen.space import why_refused
 from codegen.tensors import BY_NAME, OUTPUTS, SAVED
 from tuner.errors import InputError, InputTypeError
 from tuner.inputs import Gradients
-from tuner.launcher.arrays import LEGACY_STREAM, OnDevice, add_into, device_of, empty_like, is_on_device, on_device, stream_handle
+from tuner.launcher.arrays import (
+    LEGACY_STREAM,
+    OnDevice,
+    add_into,
+    device_of,
+    empty_like,
+    is_on_device,
+    mark_written,
+    on_device,
+    stream_handle,
+)
 from tuner.launcher.engine import Engine, engine
 from tuner.launcher.program import ALIGNMENT, TENSOR_FIELDS, adds
 
@@ -43,7 +53,7 @@ def backward_on_device(given: Given, eps: float, wants: frozenset[str], config: 
 
     Raises:
         InputTypeError: an array is of another type or data type, or on no GPU.
-        InputError: shapes do not agree, an array is not C-contiguous or too small.
+        InputError: shapes do not agree, an array is not C-contiguous or too small, or what is written lies over another array.
         InvalidConfig: the config cannot run these sizes.
         CompileError, LaunchError, NoValidKernel, ToolchainError: as Engine.ready and Replay.
     """
@@ -71,11 +81,14 @@ def backward_on_device(given: Given, eps: float, wants: frozenset[str], config: 
         results[name] = empty_like(x, shape, dtype, stream) if name in later or name not in given.out else given.out[name]
         written[name] = _writable(f"out[{name!r}]", on_device(f"out[{name!r}]", results[name], stream), shape, dtype)
     workspace, held = _workspace(given, replay.workspace_bytes, stream)
+    _check_apart(read, written if held is None else {**written, "workspace": held})
     _wait_for_producers(found, [*read.values(), *written.values(), *([] if held is None else [held])], stream)
     addresses = {name: array.address for name, array in (read | written).items()}
     replay([addresses.get(name, 0) for name in TENSOR_FIELDS], workspace, stream)
     for name in later:
         add_into(given.out[name], results[name], stream)
+    for array in given.out.values():
+        mark_written(array)
     return Gradients(**{**results, **given.out})
 
 
@@ -124,6 +137,16 @@ def _writable(name: str, array: OnDevice, shape: tuple[int, ...], dtype: str) ->
     if not (array.contiguous and array.writable):
         raise InputError(f"{name} must be C-contiguous and writable")
     return array
+
+
+def _check_apart(read: Mapping[str, OnDevice], written: Mapping[str, OnDevice]) -> None:
+    """Kernels write while they still read, so that what they write may lie over nothing else."""
+    others = list(read.items())
+    for name, array in written.items():
+        for other, beside in others:
+            if array.address < beside.address + beside.nbytes and beside.address < array.address + array.nbytes:
+                raise InputError(f"{name} shares memory with {other}; give results and scratch memory a place of their own")
+        others.append((name, array))
 
 
 def _workspace(given: Given, needed: int, stream: int) -> tuple[int, OnDevice | None]:

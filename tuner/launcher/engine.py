@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from tuner.wisdom.recall import choose
 REMEMBERED = 1024
 """Calls of different sizes that stay ready; each takes a few hundred bytes."""
 
+_log = logging.getLogger(__name__)
 _engines: dict[int, Engine] = {}
 _opening = threading.Lock()
 
@@ -85,6 +87,8 @@ class Engine:
         if found is None:
             if not may_load():
                 raise LaunchError("a kernel cannot be loaded while a CUDA graph is captured; run the backward pass once before")
+            _log.info("compiling kernel %d of %s, for H=%d, O=%d in %s: %s; other row counts may be better served by others",
+                      len(self._kernels) + 1, self.device.name, problem.hidden, problem.out, problem.dtype, config)
             source = render(problem, config)
             found = self._kernels[problem, config] = Kernel(self._launcher, self.device, source, self._compiled(source))
         return found

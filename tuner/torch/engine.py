@@ -13,7 +13,7 @@ from torch import Tensor
 from codegen.dtypes import CLASS_ERRORS, OWN_CLASS
 from codegen.errors import CodegenError
 from codegen.problem import GRADIENTS, Problem
-from tuner.errors import CompileError, NoValidKernel, ToolchainError
+from tuner.errors import CompileError, LaunchError, NoValidKernel, ToolchainError
 from tuner.launcher import engine as engines
 from tuner.launcher.engine import REMEMBERED, Engine
 from tuner.launcher.program import Replay
@@ -24,14 +24,24 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "f
 PRECISIONS = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
 """What torch.set_float32_matmul_precision allows float32 products to lose, as an accuracy class."""
 
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _ready: dict[tuple[Any, ...], Replay | None] = {}
 _watched: dict[Problem, Engine] | None = None
 
 
 def serves(x: Tensor) -> bool:
-    """Whether a tuned kernel may serve a tensor: it is on a GPU, of a type that they know, and has memory of its own, which
-    subclasses such as distributed tensors may lack."""
-    return x.is_cuda and x.dtype in NAMES and type(x) in (Tensor, torch.nn.Parameter)
+    """Whether a tuned kernel may serve a tensor: it is on a GPU, of a type that they know, and `is_plain`."""
+    return x.is_cuda and x.dtype in NAMES and type(x) in _PLAIN
+
+
+def is_plain(tensor: Tensor | None) -> bool:
+    """Whether a tensor has memory of its own, which subclasses such as distributed tensors may lack; or is absent."""
+    return tensor is None or type(tensor) in _PLAIN
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is at work, whose tensors have no memory of their own."""
+    return torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,
@@ -44,17 +54,11 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         LaunchError: the GPU refused it, or a kernel would have to be loaded while the stream is captured.
     """
     out, hidden = linear_weight.shape
-    rows, dtype, param_dtype = mean.numel(), x.dtype, linear_weight.dtype
-    if rows == 0 or dtype not in NAMES or param_dtype not in (dtype, torch.float32):
-        return None
-    if any(parameter is not None and parameter.dtype != param_dtype for parameter in (weight, bias)):
-        return None
-    if grad.dtype != dtype and dtype != torch.float32:
-        return None
-    index = x.get_device()
-    precision = torch.get_float32_matmul_precision() if dtype == torch.float32 else "highest"
-    key = (index, hidden, out, dtype, param_dtype, grad.dtype, tuple(needs), torch.are_deterministic_algorithms_enabled(),
-           precision, rows, eps)
+    dtype, index = x.dtype, x.get_device()
+    # Whatever the kernel depends on; what it asks of these is looked at once, when the key is new.
+    key = (index, hidden, out, dtype, linear_weight.dtype, grad.dtype, None if weight is None else weight.dtype,
+           None if bias is None else bias.dtype, tuple(needs), torch.are_deterministic_algorithms_enabled(),
+           float32_precision() if dtype == torch.float32 else "highest", mean.numel(), eps)
     try:
         replay = _ready[key]
     except KeyError:
@@ -63,17 +67,31 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         return None
     if grad.dtype != dtype:
         grad = grad.to(dtype)
-    read = [tensor if tensor is None else tensor.contiguous() for tensor in (grad, x, weight, bias, linear_weight)]
-    # By now all are contiguous, and empty_like costs half of what torch.empty does.
-    written = [torch.empty_like(tensor) if needed and tensor is not None else None
-               for tensor, needed in zip((*read[1:], None), needs, strict=True)]
+    grad, x, linear_weight = grad.contiguous(), x.contiguous(), linear_weight.contiguous()
+    weight, bias = None if weight is None else weight.contiguous(), None if bias is None else bias.contiguous()
+    try:
+        given = (grad.data_ptr(), x.data_ptr(), 0 if weight is None else weight.data_ptr(),
+                 0 if bias is None else bias.data_ptr(), linear_weight.data_ptr())
+    except RuntimeError:  # a batch of gradients for one call, as autograd makes for is_grads_batched
+        return None
+    if not (given[0] and given[1] and given[4] and (weight is None or given[2]) and (bias is None or given[3])):
+        return None  # some other tensor without memory of its own
+    written, results = [0, 0, 0, 0, 0], []
+    for place, tensor in enumerate((x, weight, bias, linear_weight)):
+        if needs[place] and tensor is not None:
+            gradient = torch.empty_like(tensor)  # all are contiguous, and this costs half of what torch.empty does
+            written[place] = gradient.data_ptr()
+            results.append(gradient)
     if needs[4]:
-        written[4] = linear_weight.new_empty(out)
-    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (*read, *written, mean, rstd)]
-    size = replay.workspace_bytes
-    workspace = mean.new_empty(size, dtype=torch.uint8) if size else None
-    replay(addresses, 0 if workspace is None else workspace.data_ptr(), stream_of(index))
-    return [gradient for gradient in written if gradient is not None]
+        gradient = linear_weight.new_empty(out)
+        written[4] = gradient.data_ptr()
+        results.append(gradient)
+    size, scratch = replay.workspace_bytes, 0
+    if size:
+        workspace = mean.new_empty(size, dtype=torch.uint8)
+        scratch = workspace.data_ptr()
+    replay((*given, *written, mean.data_ptr(), rstd.data_ptr()), scratch, stream_of(index))
+    return results
 
 
 def forget() -> None:
@@ -99,9 +117,23 @@ def stream_of(index: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 
-def problem_of(key: tuple[Any, ...]) -> Problem:
-    """What a call computes. Where y is narrower than x, as under autocast, its class is enough."""
-    _, hidden, out, dtype, param_dtype, grad, needs, deterministic, precision, rows, _ = key
+def float32_precision() -> str:
+    """What float32 products may lose, in the words of torch.set_float32_matmul_precision. Once the precision has been set for
+    CUDA alone, as newer versions of PyTorch advise, they refuse the old question."""
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+def problem_of(key: tuple[Any, ...]) -> Problem | None:
+    """What a call computes; None where no kernel knows its data types. Where y is narrower than x, as under autocast, its class
+    is enough."""
+    _, hidden, out, dtype, param_dtype, grad, weight, bias, needs, deterministic, precision, rows, _ = key
+    if rows == 0 or dtype not in NAMES or param_dtype not in (dtype, torch.float32):
+        return None
+    if weight not in (None, param_dtype) or bias not in (None, param_dtype) or (grad != dtype and dtype != torch.float32):
+        return None
     wants = frozenset(name for name, needed in zip(GRADIENTS, needs, strict=True) if needed)
     classes = [OWN_CLASS[NAMES[dtype]], OWN_CLASS[NAMES[grad]]]
     if dtype == torch.float32:
@@ -111,18 +143,25 @@ def problem_of(key: tuple[Any, ...]) -> Problem:
 
 
 def _prepare(key: tuple[Any, ...]) -> Replay | None:
-    replay = None
-    try:
-        problem, engine = problem_of(key), engines.engine(key[0])
-        if _watched is not None:
-            _watched[problem] = engine
-        replay = engine.ready(problem, key[-1], may_load=_may_load)
-    except (CodegenError, CompileError, NoValidKernel, ToolchainError) as error:
-        warnings.warn(f"PyTorch's own kernels do the backward pass of layer_norm_linear ({error})", stacklevel=2)
+    problem = problem_of(key)
+    replay = None if problem is None else _find(problem, key[0], key[-1])
     if len(_ready) >= REMEMBERED:
         _ready.clear()
     _ready[key] = replay
     return replay
+
+
+def _find(problem: Problem, index: int, eps: float) -> Replay | None:
+    try:
+        engine = engines.engine(index)
+        if _watched is not None:
+            _watched[problem] = engine
+        return engine.ready(problem, eps, may_load=_may_load)
+    except (CodegenError, CompileError, LaunchError, NoValidKernel, ToolchainError) as error:
+        if isinstance(error, LaunchError) and not _may_load():
+            raise  # a captured graph would keep PyTorch's kernels for good
+        warnings.warn(f"PyTorch's own kernels do the backward pass of layer_norm_linear ({error})", stacklevel=2)
+    return None
 
 
 def _may_load() -> bool:

@@ -35,7 +35,8 @@ def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, lin
     """linear(layer_norm(x, weight, bias, eps), linear_weight, linear_bias), whose backward pass is the tuned kernel.
 
     The kernel is the best that is known for these sizes on this GPU, else the best predicted one; tuner.torch.autotune finds
-    better ones. Tensors that are not on a GPU, or of a type other than float32, bfloat16 and float16, take PyTorch's own path.
+    better ones. Tensors that are not on a GPU, of a type other than float32, bfloat16 and float16, of a subclass, or under
+    a transform of torch.func or forward-mode differentiation take PyTorch's own path.
 
     Args:
         x: [..., H].
@@ -50,7 +51,7 @@ def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, lin
     Raises:
         RuntimeError: shapes or data types do not go together, as PyTorch says; or a second derivative is asked for.
     """
-    if not (engine.serves(x) and engine.serves(linear_weight)):
+    if not _is_served(x, weight, bias, linear_weight, linear_bias):
         functional = torch.nn.functional
         return functional.linear(functional.layer_norm(x, x.shape[-1:], weight, bias, eps), linear_weight, linear_bias)
     device = x.device.type
@@ -63,3 +64,11 @@ def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, lin
     else:
         y, _, _ = ops.forward(*arguments)
     return y
+
+
+def _is_served(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, linear_bias: Tensor | None) -> bool:
+    if not (engine.serves(x) and engine.serves(linear_weight)):
+        return False
+    if not (engine.is_plain(weight) and engine.is_plain(bias) and engine.is_plain(linear_bias)):
+        return False
+    return torch.compiler.is_compiling() or not engine.transformed()

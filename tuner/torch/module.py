@@ -1,8 +1,8 @@
-"""LayerNormLinear, a module, and `convert`, which finds pairs of nn.LayerNorm and nn.Linear in a model."""
+"""LayerNormLinear, a module, and the classes that a LayerNorm and a Linear of a converted model take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
 from typing import Any, Self
 
 import torch
@@ -10,15 +10,13 @@ from torch import Tensor, nn
 
 from tuner.torch.function import layer_norm_linear
 
-_UNTRACEABLE = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, AssertionError)
-"""What models raise whose code does more with tensors than torch.fx can follow."""
-
 
 class LayerNormLinear(nn.Module):
     """Linear(LayerNorm(x)) with the tuned backward pass.
 
     Its parameters are those of `norm`, an nn.LayerNorm, and `linear`, an nn.Linear, which also initialise them, so that the keys
-    of its state are norm.weight, norm.bias, linear.weight and linear.bias.
+    of its state are norm.weight, norm.bias, linear.weight and linear.bias. Where one of the two was replaced, or has hooks, as
+    pruning adds them, both are called as they are.
 
     Args:
         hidden: H, the features of x.
@@ -55,7 +53,13 @@ class LayerNormLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """y [..., O] of x [..., H]."""
-        return _apply(x, self.norm, self.linear)
+        if torch.jit.is_scripting():
+            return self.linear(self.norm(x))
+        else:  # which TorchScript leaves out
+            norm, linear = self.norm, self.linear
+            if type(norm) is nn.LayerNorm and type(linear) is nn.Linear and is_bare(norm) and is_bare(linear):
+                return _apply(x, norm, linear)
+            return linear(norm(x))
 
     def extra_repr(self) -> str:
         """Its sizes."""
@@ -63,50 +67,66 @@ class LayerNormLinear(nn.Module):
 
 
 class PassedLayerNorm(nn.LayerNorm):
-    """A LayerNorm of a converted model: it keeps its parameters, and leaves the work to the FusedLinear behind it."""
+    """A LayerNorm of a converted model: it keeps its parameters, and leaves the work to the FusedLinear behind it, as long as
+    their Pair holds."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x itself."""
-        return x
+    def forward(self, input: Tensor) -> Tensor:
+        """The input itself; where the pair does not hold, the LayerNorm of it."""
+        if torch.jit.is_scripting():
+            return nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        else:  # which TorchScript leaves out
+            return input if self._pair.norm_for(self) is self else super().forward(input)
 
 
 class FusedLinear(nn.Linear):
-    """The Linear of a converted model: applies the LayerNorm before it as well, whose parameters stay where they were."""
+    """The Linear of a converted model: applies the LayerNorm before it as well, whose parameters stay where they were, as long
+    as their Pair holds."""
 
-    _norm: tuple[PassedLayerNorm]
+    def forward(self, input: Tensor) -> Tensor:
+        """y [..., O] of the input of the LayerNorm [..., H]; where the pair does not hold, of that of this module."""
+        if torch.jit.is_scripting():
+            return nn.functional.linear(input, self.weight, self.bias)
+        else:  # which TorchScript leaves out
+            norm = self._pair.norm_for(self)
+            return super().forward(input) if norm is None else _apply(input, norm, self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """y [..., O] of x [..., H], the input of the LayerNorm."""
-        return _apply(x, self._norm[0], self)
 
+class Pair:
+    """A LayerNorm and a Linear of a converted model, and where they stand in it.
 
-def convert(model: nn.Module, pairs: Iterable[tuple[str, str]] | None = None) -> nn.Module:
-    """Lets every nn.Linear whose input is the output of an nn.LayerNorm do both; parameters, names and state_dict stay the same.
+    It holds while both stand there and are bare. Once one of them is replaced, wrapped, hooked or copied without the other, both
+    are what they were before. The modules are held weakly, so that a copy of one of them does not keep a copy of the other.
 
     Args:
-        model: it is changed in place. A model that is itself nn.Sequential, or that torch.fx can trace, is searched for pairs;
-            where it cannot be traced, the nn.Sequential in it are.
-        pairs: the names of a LayerNorm and a Linear, such as ("ln_2", "mlp.0"), where the caller knows that the output of the
-            first goes to the second and nowhere else. None: they are searched for.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: a name given is no module, or a pair given is none.
+        norm, linear: of the pair.
+        norm_place, linear_place: the module of which each is a child, and its name there.
     """
-    found = _search(model) if pairs is None else list(pairs)
-    modules = dict(model.named_modules())
-    for norm_name, linear_name in found:
-        if missing := [name for name in (norm_name, linear_name) if name not in modules]:
-            raise ValueError(f"the model has no module {missing[0]!r}")
-        norm, linear = modules[norm_name], modules[linear_name]
-        if (reason := why_no_pair(norm, linear)) is not None:
-            raise ValueError(f"{norm_name} and {linear_name} cannot be converted: {reason}")
-        # Only what they do changes: references to them, optimizers and names stay valid.
-        norm.__class__, linear.__class__ = PassedLayerNorm, FusedLinear
-        linear._norm = (norm,)  # in a tuple, so that the LayerNorm is no part of the Linear
-    return model
+
+    def __init__(self, norm: PassedLayerNorm, norm_place: tuple[nn.Module, str], linear: FusedLinear,
+                 linear_place: tuple[nn.Module, str]) -> None:
+        self.__setstate__((norm, *norm_place, linear, *linear_place))
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """The modules themselves, which pickle and copy.deepcopy carry over."""
+        return (self._norm(), self._norm_parent(), self._norm_name, self._linear(), self._linear_parent(), self._linear_name)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        norm, norm_parent, self._norm_name, linear, linear_parent, self._linear_name = state
+        self._norm, self._norm_parent, self._linear, self._linear_parent = (
+            weakref.ref(module) if module is not None else _gone for module in (norm, norm_parent, linear, linear_parent))
+
+    def norm_for(self, module: nn.Module) -> Any:
+        """The LayerNorm, asked for by one of the two; None where the pair does not hold, or the one who asks is a copy."""
+        norm, linear, norm_parent, linear_parent = self._norm(), self._linear(), self._norm_parent(), self._linear_parent()
+        if module is not norm and module is not linear:
+            return None
+        if norm is None or linear is None or norm_parent is None or linear_parent is None:
+            return None
+        if norm_parent._modules.get(self._norm_name) is not norm or linear_parent._modules.get(self._linear_name) is not linear:
+            return None
+        if type(norm) is PassedLayerNorm and type(linear) is FusedLinear and is_bare(norm) and is_bare(linear):
+            return norm
+        return None
 
 
 def why_no_pair(norm: nn.Module, linear: nn.Module) -> str | None:
@@ -115,40 +135,20 @@ def why_no_pair(norm: nn.Module, linear: nn.Module) -> str | None:
         return f"they are {type(norm).__name__} and {type(linear).__name__}, not LayerNorm and Linear"
     if tuple(norm.normalized_shape) != (linear.in_features,):
         return f"the LayerNorm is over {tuple(norm.normalized_shape)}, but the Linear takes {linear.in_features} features"
-    if any(hooks for module in (norm, linear) for hooks in (module._forward_hooks, module._forward_pre_hooks,
-                                                            module._backward_hooks, module._backward_pre_hooks)):
-        return "there are hooks on them"
+    if not (is_bare(norm) and is_bare(linear)):
+        return "there are hooks on them, or one has a forward of its own"
     return None
+
+
+def is_bare(module: nn.Module) -> bool:
+    """Whether a call of the module is its class's forward and nothing else."""
+    return not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+                or "forward" in module.__dict__)
 
 
 def _apply(x: Tensor, norm: nn.LayerNorm, linear: nn.Linear) -> Tensor:
     return layer_norm_linear(x, norm.weight, norm.bias, linear.weight, linear.bias, norm.eps)
 
 
-def _search(model: nn.Module) -> list[tuple[str, str]]:
-    try:
-        graph = torch.fx.Tracer().trace(model)
-    except _UNTRACEABLE:
-        return _in_sequences(model)
-    modules = dict(model.named_modules())
-    calls = [node for node in graph.nodes if node.op == "call_module"]
-    pairs = []
-    for node in calls:
-        users = list(node.users)
-        if len(users) != 1 or users[0].op != "call_module" or users[0].args[:1] != (node,):
-            continue
-        pair = node.target, users[0].target
-        once = all(sum(call.target == name for call in calls) == 1 for name in pair)
-        if once and why_no_pair(modules[pair[0]], modules[pair[1]]) is None:
-            pairs.append(pair)
-    return pairs
-
-
-def _in_sequences(model: nn.Module) -> list[tuple[str, str]]:
-    pairs = []
-    for prefix, module in model.named_modules():
-        if type(module) is nn.Sequential:
-            names = [f"{prefix}.{name}".lstrip(".") for name in module._modules]
-            inner = list(module)
-            pairs += [(names[i], names[i + 1]) for i in range(len(inner) - 1) if why_no_pair(inner[i], inner[i + 1]) is None]
-    return pairs
+def _gone() -> None:
+    """A weak reference to what is gone."""

@@ -55,7 +55,7 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
     """
     if not any(needs):
         return []
-    if engine.serves(x):
+    if engine.serves(x) and engine.is_plain(grad) and not engine.transformed():
         found = engine.backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, needs)
         if found is not None:
             return found

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,6 +20,9 @@ from tuner.wisdom.recall import exact
 
 TIMEOUT = 60.0
 """Seconds for each problem: enough for the search to come near its end on the shapes of tuner/bench/shapes.py."""
+
+_PATIENCE = timedelta(days=1)
+"""How long processes wait for the one that tunes."""
 
 
 def autotune(step: Callable[[], Any], *, trials: int | None = None, timeout: float | None = TIMEOUT,
@@ -33,7 +40,10 @@ def autotune(step: Callable[[], Any], *, trials: int | None = None, timeout: flo
         again: also for what has been tuned.
 
     Returns:
-        The results of the tuning runs.
+        The results of the tuning runs; none in a process that waited for another.
+
+    Warns:
+        UserWarning: no backward pass of layer_norm_linear on a GPU was seen.
 
     Raises:
         NoValidKernel: nothing was valid.
@@ -41,14 +51,36 @@ def autotune(step: Callable[[], Any], *, trials: int | None = None, timeout: flo
     """
     with engine.watched() as problems:
         step()
+    if not problems:
+        warnings.warn("autotune saw no backward pass of layer_norm_linear on a GPU; give it a whole step, before that step "
+                      "is captured in a CUDA graph", stacklevel=2)
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # times are measured on an idle GPU
         torch.cuda.empty_cache()
-    book = Book()
-    results = [_tune(problem, trials, timeout) for problem in sorted(problems, key=_order)
-               if again or exact(problem, problems[problem].place, book) is None]
+    with _one_of_each_machine() as tunes:
+        book, results = Book(), []
+        for problem in sorted(problems, key=_order) if tunes else ():
+            if again or exact(problem, problems[problem].place, book) is None:
+                results.append(_tune(problem, trials, timeout))
     engine.forget()
     return results
+
+
+@contextmanager
+def _one_of_each_machine() -> Iterator[bool]:
+    """Whether this process is the first of those of torch.distributed on its machine. All leave the block together."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        yield True
+        return
+    # Over the CPU, as a GPU that waits is not idle; and with more patience than groups have by default.
+    group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+    try:
+        distributed.barrier(group)  # all have run their step
+        yield int(os.environ.get("LOCAL_RANK", distributed.get_rank())) == 0
+    finally:
+        distributed.barrier(group)
+        distributed.destroy_process_group(group)
 
 
 def _tune(problem: Problem, trials: int | None, timeout: float | None) -> TuneResult:

@@ -116,7 +116,7 @@ def check(request: Request, executor: Executor, oracle: Oracle) -> list[Outcome]
     results = [(executor.device, str(config), gradients)]
     if executor.measures and (through := oracle.gradients(data.inputs, data.bias)) is not None:
         results.append((f"{executor.device}, through PyTorch", "what tuner.torch takes", through))
-    forward = judge_forward(data.inputs, y, data.expected)
+    forward = judge_forward(data.inputs, data.bias, y, data.expected)
     return [Outcome(device, kernel, rows, oracle.forward_name(place),
                     (forward, *judge_gradients(data.inputs, found, data.expected, problem.accuracy)))
             for device, kernel, found in results]

@@ -63,10 +63,10 @@ class Expected:
     gradients: Gradients
 
 
-def judge_forward(inputs: Inputs, y: AnyFloats, expected: Expected) -> Figure:
+def judge_forward(inputs: Inputs, bias: AnyFloats, y: AnyFloats, expected: Expected) -> Figure:
     """y [M, O] in the data type of x, or in float32, against the expected one."""
-    bound = forward_bound(inputs)
     value = expected.y
+    bound = forward_bound(inputs, bias, value)
     norm = float(np.linalg.norm(value))
     dtype = "float32" if y.dtype == np.float32 else inputs.dtype
     limit = rounded_bound(bound, value, dtype)
@@ -113,14 +113,15 @@ def forward(inputs: Inputs, bias: AnyFloats) -> Array64:
     return y
 
 
-def forward_bound(inputs: Inputs) -> Array64:
-    """How far each element of y [M, O] may lie from the exact one before it is rounded to its data type.
+def forward_bound(inputs: Inputs, bias: AnyFloats, y: Array64) -> Array64:
+    """How far each element of y [M, O], whose exact value is given, may lie from it before it is rounded to its data type.
 
-    Sums and statistics in float32, as in tuner.bounds: with n = xhat*gamma + beta, ex and e(H) from there,
+    Sums and statistics in float32, as in tuner.bounds: with n = xhat*gamma + beta, ex and e(H) from there, the bias added last,
 
-        y: e(H) * |n| @ |w|^T + (ex*|gamma|) @ |w|^T
+        y: e(H) * |n| @ |w|^T + (ex*|gamma|) @ |w|^T + U*|y|
 
-    and where the data has 16 bits, n and w rounded to it: 2v * |n| @ |w|^T more, v its unit roundoff.
+    and where the data has 16 bits, n and w rounded to it: 2v * |n| @ |w|^T more, v its unit roundoff. A bias of a wider type is
+    rounded to it too: v*|bias| more.
     """
     gamma, beta = (np.abs(vector) for vector in scale_and_shift(inputs))
     w, bound = np.abs(inputs.w.astype(np.float64)), np.empty((inputs.rows, inputs.out))
@@ -132,4 +133,6 @@ def forward_bound(inputs: Inputs) -> Array64:
         k = C * U * np.abs(inputs.x[rows].astype(np.float64)).max(axis=1, keepdims=True) * rstd
         ex = C * U * (size + 1.0) + k
         bound[rows] = ((e + rounding) * (size * gamma + beta) + ex * gamma) @ w.T
-    return bound
+    if inputs.param_dtype != inputs.dtype:
+        bound += FORMATS[inputs.dtype].roundoff * np.abs(bias.astype(np.float64))
+    return bound + U * np.abs(y)
