@@ -60,7 +60,8 @@ def _draw(rows: Sequence[Row], axes: Axes, narrow: bool) -> None:
     for at, row in enumerate(rows):
         ratio = row.ratio or 0.0
         axes.barh(at, ratio, height=0.64, color=ACCENT if ratio >= 1 else BAD)
-        axes.annotate(plain(ratio), (max(ratio, 1.0) if ratio > 0.8 else ratio, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        end = max(ratio, 1.0) if ratio > 0.8 else ratio  # the line at 1 would cross the figure
+        axes.annotate(plain(ratio), (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.axvline(1, color=INK, linewidth=1.2)
     axes.set_yticks(range(len(rows)), [f"{row.case.name}, {row.case.problem.accuracy}" for row in rows])
     axes.invert_yaxis()

@@ -110,7 +110,8 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
                          f"{run.ceilings.origin}"),
         ("Seed", str(info.seed)), ("Trials at most", str(info.trials)), ("Time limit", timeout),
         ("Accuracy class", info.accuracy), ("Gradients", info.wants), ("eps", f"{info.eps:g}"),
-        ("Deterministic only", "yes" if info.deterministic else "no"), ("Sources", info.sources or "not recorded")]
+        ("Deterministic only", "yes" if info.deterministic else "no"), ("Sources", info.sources or "not recorded"),
+        ("Versions", ", ".join(f"{name} {text}" for name, text in info.versions.items()) or "not recorded")]
 
 
 def _highlighted(code: str) -> str:
