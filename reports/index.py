@@ -14,7 +14,7 @@ from reports.page import fill
 from reports.run import TRIALS, read_run
 from reports.svg import ACCENT, BAD, INK, figure
 from reports.words import plain
-from tuner.bench.results import Row
+from tuner.bench.results import Results, Row
 from tuner.bench.sheet import JSON as BENCH_JSON
 from tuner.bench.sheet import read_results
 from tuner.errors import InputError
@@ -31,7 +31,7 @@ def build_index(root: Path) -> Path:
         InputError: there are no results, or some that cannot be read.
         OSError: the folder cannot be written.
     """
-    results = read_results(root / BENCH_JSON)
+    results = _results(root / BENCH_JSON)
     runs = [read_run(path.parent) for path in sorted(root.glob(f"*/{TRIALS}"))]
     if results is None and not runs:
         raise InputError(f"there is neither a {BENCH_JSON} nor a folder with a {TRIALS} in {root}; name a folder of results with "
@@ -47,6 +47,14 @@ def build_index(root: Path) -> Path:
     write_text(page, fill("index.html.j2", device=device, rows=rows, peers=peers, parts=parts, against=against, runs=runs,
                           pages=pages, chart=chart, problem=problem_text))
     return page
+
+
+def _results(path: Path) -> Results | None:
+    """The benchmark's; None where there is none."""
+    try:
+        return read_results(path)
+    except InputError as error:
+        raise InputError(f"{path} is no benchmark of this program; move it away, or run python -m tuner bench again") from error
 
 
 def _ratios(rows: Sequence[Row]) -> str:

@@ -18,6 +18,7 @@ from tuner.bench.sheet import JSON as BENCH_JSON
 from tuner.bench.sheet import read_results
 from tuner.costmodel import floor_us
 from tuner.errors import InputError
+from tuner.known import read_best
 from tuner.outcome import spills
 from tuner.records import Record, RunInfo, Status
 from tuner.study.earlier import read_earlier
@@ -124,35 +125,34 @@ def read_run(folder: Path) -> Run:
         problem = Problem.of(Shape.parse(info.shape), dtype=info.dtype, wants=info.wants.split(","),
                              deterministic=info.deterministic, param_dtype=info.param_dtype, accuracy=info.accuracy)
         table = target(info.target)
-    except CodegenError as error:
+    except (CodegenError, AttributeError, TypeError) as error:
         raise InputError(f"the first line of {folder / TRIALS} is not the header of a tuning run: {error}") from error
-    best = _values(folder / BEST_JSON)
-    mine = best.get("run", {}).get("date") == info.date and best["run"].get("command") == info.command
-    winner = _winner(earlier.records, str(best["winner"]["config"]) if mine and best.get("winner") else "")
+    best = _best(folder / BEST_JSON, info)
+    winner = _winner(earlier.records, best)
     bench = _bench(folder.parent / BENCH_JSON, info)
-    code = _text(folder / BEST_CU) if winner is not None and mine else ""
+    code = _text(folder / BEST_CU) if best else ""
     return Run(folder, info, problem, earlier.records, earlier.not_run, winner, earlier.damaged, earlier.finished,
-               _ceilings(info, table, best.get("limits") if mine else None, bench),
-               tuple(best.get("said", ())) if mine else (), tuple(best.get("gate", ())) if mine else (), code,
+               _ceilings(info, table, best.get("limits"), bench), tuple(best.get("said", ())), tuple(best.get("gate", ())), code,
                None if bench is None else _row(bench, info))
 
 
-def _winner(tried: tuple[Record, ...], named: str) -> Record | None:
+def _winner(tried: tuple[Record, ...], best: Mapping[str, Any]) -> Record | None:
     """The record that best.json names, else what the records say: of those timed in the finals, where there are some, the
     fastest."""
+    named = str(best["winner"]["config"]) if best else ""
     valid = [record for record in tried if record.status is Status.OK]
     finalists = [record for record in valid if record.final_us is not None] or valid
     found = next((record for record in valid if str(record.config) == named), None)
     return found or min(finalists, key=lambda record: (spills(record), record.best_us), default=None)
 
 
-def _values(path: Path) -> dict[str, Any]:
-    """What a JSON file of this program says; nothing where it is missing or damaged."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+def _best(path: Path, info: RunInfo) -> dict[str, Any]:
+    """What best.json says; nothing where it is missing, damaged or of another run, which may have been faster and was kept."""
+    known = read_best(path)
+    if known is None or (known.info.date, known.info.command) != (info.date, info.command):
         return {}
-    return values if isinstance(values, dict) and isinstance(values.get("run"), dict) else {}
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
 
 
 def _text(path: Path) -> str:
