@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from codegen.variants import VARIANTS
 from reports.analysis import Family, Step, Worth
 from reports.importance import Importance
 from reports.roofline import Ceiling, Point, Spent
@@ -19,28 +21,30 @@ GOLDEN = 0.618033988749895
 """Multiples of it spread points evenly over a strip, the same way in every build."""
 
 
-def looks(families: Sequence[Family]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each family."""
-    names = sorted(family.name for family in families)
-    return {name: (SERIES[at % len(SERIES)], MARKERS[at % len(MARKERS)]) for at, name in enumerate(names)}
+LOOKS = {name: (SERIES[at % len(SERIES)], MARKERS[at % len(MARKERS)]) for at, name in enumerate(VARIANTS)}
+"""Colour and marker of each family, the same in every page."""
+
+LEGEND: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "fontsize": 8, "handletextpad": 0.4,
+          "columnspacing": 1.2}
+"""Above the axes, where it hides nothing."""
 
 
 def family_times(run: Run, families: Sequence[Family]) -> str:
     """Times of all candidates by family."""
     shown = [family for family in families if family.valid or family.predicted_us]
-    look = looks(families)
+    size = _size(run)
 
     def draw(axes: Axes, narrow: bool) -> None:
         for row, family in enumerate(shown):
-            colour, marker = look[family.name]
+            colour, marker = LOOKS[family.name]
             if family.predicted_us:
                 axes.plot([family.predicted_us[0], family.predicted_us[-1]], [row, row], color=BAND, linewidth=14,
                           solid_capstyle="butt", zorder=1)
             times = [record.best_us for record in family.valid]
-            heights = [row + 0.62 * ((number * GOLDEN) % 1.0 - 0.5) for number in range(len(times))]
-            axes.plot(times, heights, marker, color=colour, markersize=4, markeredgewidth=0, alpha=0.65, zorder=2,
+            heights = [row + 0.62 * ((0.5 + number * GOLDEN) % 1.0 - 0.5) for number in range(len(times))]
+            axes.plot(times, heights, marker, color=colour, markersize=size, markeredgewidth=0, alpha=0.65, zorder=2,
                       gid=f"family-{family.name}")
-            if family.median_us is not None:
+            if family.median_us is not None and len(times) > 2:
                 axes.plot([family.median_us] * 2, [row - 0.4, row + 0.4], color=INK, linewidth=1.4, zorder=3)
         axes.axvline(run.floor_us, color=ACCENT, linestyle=(0, (4, 3)), linewidth=1.2)
         axes.annotate("floor", (run.floor_us, 1), (3, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
@@ -59,15 +63,15 @@ def family_times(run: Run, families: Sequence[Family]) -> str:
 
 def search_history(run: Run, families: Sequence[Family], steps: Sequence[Step]) -> str:
     """Every candidate in the order in which it was tried, and the best so far."""
-    look = looks(families)
+    size = _size(run)
 
     def draw(axes: Axes, narrow: bool) -> None:
         for family in sorted(families, key=lambda family: family.name):
-            colour, marker = look[family.name]
+            colour, marker = LOOKS[family.name]
             mine = [(number, record.time_us) for number, record in enumerate(run.tried, 1)
                     if record.status is Status.OK and record.config.variant == family.name]
             if mine:
-                axes.plot(*zip(*mine, strict=True), marker, color=colour, markersize=3.5, markeredgewidth=0, alpha=0.6,
+                axes.plot(*zip(*mine, strict=True), marker, color=colour, markersize=size, markeredgewidth=0, alpha=0.65,
                           label=family.name, gid=f"history-{family.name}")
         rejected = [number for number, record in enumerate(run.tried, 1) if record.status is not Status.OK]
         if rejected:
@@ -78,8 +82,7 @@ def search_history(run: Run, families: Sequence[Family], steps: Sequence[Step]) 
             best = [step.time_us for step in steps] + [steps[-1].time_us]
             axes.plot(ends, best, color=INK, drawstyle="steps-post", label="best so far", zorder=5)
             axes.plot(ends[:-1], best[:-1], "o", color=INK, markersize=4, zorder=6, gid="history-best")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2 if narrow else 4, borderaxespad=0.2, fontsize=8,
-                    handletextpad=0.3, columnspacing=1.2)
+        axes.legend(ncols=2 if narrow else 6, **LEGEND)
         _log_axis(axes, "y", narrow)
         axes.set_xlabel("candidate, in the order in which they were tried")
         axes.set_ylabel(f"microseconds, {run.kind}")
@@ -88,10 +91,10 @@ def search_history(run: Run, families: Sequence[Family], steps: Sequence[Step]) 
                   "; ".join(f"candidate {step.number}: {us(step.time_us)}, {step.record.config}" for step in steps), 3.6, draw)
 
 
-def roofline(run: Run, families: Sequence[Family], points: Sequence[Point], ceilings: Sequence[Ceiling]) -> str:
+def roofline(run: Run, points: Sequence[Point], ceilings: Sequence[Ceiling]) -> str:
     """Candidates under the ceilings of the GPU."""
-    look = looks(families)
     own = next((point for point in points if point.record is run.winner), None)
+    size = _size(run)
 
     def draw(axes: Axes, narrow: bool) -> None:
         reach = [point.intensity for point in points]
@@ -109,16 +112,15 @@ def roofline(run: Run, families: Sequence[Family], points: Sequence[Point], ceil
                 axes.plot([left, right], [ceiling.tflops] * 2, color=MUTED, linewidth=1.1, linestyle=dashes)
                 axes.annotate(f"{ceiling.name}, {_figure(ceiling)}", (right, ceiling.tflops), (0, 2.5), ha="right",
                               textcoords="offset points", fontsize=7.5, color=MUTED)
-        for name, (colour, marker) in look.items():
+        for name, (colour, marker) in LOOKS.items():
             mine = [(point.intensity, point.tflops) for point in points if point.record.config.variant == name]
             if mine:
-                axes.plot(*zip(*mine, strict=True), marker, color=colour, markersize=4, markeredgewidth=0, alpha=0.6, label=name,
-                          gid=f"roofline-{name}")
+                axes.plot(*zip(*mine, strict=True), marker, color=colour, markersize=size, markeredgewidth=0, alpha=0.65,
+                          label=name, gid=f"roofline-{name}")
         if own is not None:
             axes.plot(own.intensity, own.tflops, "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=5,
                       label="winner")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2 if narrow else 6, borderaxespad=0.2, fontsize=8,
-                    handletextpad=0.4, columnspacing=1.2)
+        axes.legend(ncols=2 if narrow else 6, **LEGEND)
         _log_axis(axes, "x", narrow)
         _log_axis(axes, "y", narrow)
         axes.set_xlim(left, right)
@@ -156,7 +158,7 @@ def time_spent(run: Run, spent: Spent) -> str:
         axes.margins(x=0.14)
         axes.set_xlim(left=0)
         axes.set_xlabel("microseconds a call")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1 if narrow else 4, borderaxespad=0.2, fontsize=8)
+        axes.legend(ncols=1 if narrow else 4, **LEGEND)
 
     return figure("spent", "The winner's time beside the cost model's steps and the floors",
                   f"{us(spent.time_us)} {run.kind}; cost model: "
@@ -206,6 +208,11 @@ def change_one(worths: Sequence[Worth]) -> str:
                             for one in worths), 0.7 + 0.34 * len(worths), draw)
 
 
+def _size(run: Run) -> float:
+    """Of markers: few may be seen from afar, many must not hide each other."""
+    return 4.0 if len(run.tried) > 100 else 6.5
+
+
 def _end(axes: Axes, row: int, value: float) -> None:
     """The figure behind the end of a bar."""
     axes.annotate(us(value), (value, row), (4, 0), textcoords="offset points", va="center", fontsize=8)
@@ -216,11 +223,12 @@ def _figure(ceiling: Ceiling) -> str:
 
 
 def _log_axis(axes: Axes, which: str, narrow: bool) -> None:
-    """A logarithmic axis with plain numbers: 1, 2, 5 of each decade where there are few, decades alone where there are many."""
+    """A logarithmic axis with plain numbers, the fewer of each decade the more decades there are."""
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-    few = high / low < (100 if narrow and which == "x" else 1000)
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=12))
+    span = high / low * (3 if narrow and which == "x" else 1)
+    each = (1, 1.5, 2, 3, 4, 5, 7) if span < 8 else (1, 2, 5) if span < 1000 else (1,)
+    axis.set_major_locator(LogLocator(subs=each, numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_locator(NullLocator())

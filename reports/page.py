@@ -73,7 +73,7 @@ def run_page(run: Run) -> str:
         drawn["history"] = Markup(charts.search_history(run, found, steps))
     if winner is not None:
         over, goes = ceilings(run), spent(run, winner)
-        drawn["roofline"] = Markup(charts.roofline(run, found, points(run), over))
+        drawn["roofline"] = Markup(charts.roofline(run, points(run), over))
         drawn["spent"] = Markup(charts.time_spent(run, goes))
         drawn["worth"] = Markup(charts.change_one(worths))
         context |= {"errors": [(name, winner.errors[name]) for name in GRADIENTS if name in winner.errors], "spent": goes,
