@@ -59,9 +59,9 @@ def _runs(given: Sequence[str]) -> int:
 
     runs = [read_run(folder) for folder in options.folders]
     tolerance, page = options.tolerance / 100, options.out or Path(COMPARISON)
-    write_text(page, compare_page(runs, tolerance))
-    print(f"written: {page}")
     found = changes(runs, tolerance)
+    write_text(page, compare_page(runs, found, tolerance))
+    print(f"written: {page}")
     for change in found:
         if change.regressed:
             print(f"reports: regression: {change.sentence}", file=sys.stderr)

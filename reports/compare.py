@@ -15,10 +15,6 @@ from reports.svg import ACCENT, BAD, MUTED, figure
 from reports.words import plain, us
 from tuner.wording import problem_text
 
-TOLERANCE = 0.05
-"""So much longer, as a share, a later run's winner may take."""
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """One run against the first that is about the same problem on the same device.
@@ -55,8 +51,12 @@ def comparable(run: Run) -> tuple[object, ...]:
             info.device)
 
 
-def changes(runs: Sequence[Run], tolerance: float = TOLERANCE) -> list[Change]:
-    """Each measured run against the first of its kind that has a winner, in the order in which they are given."""
+def changes(runs: Sequence[Run], tolerance: float) -> list[Change]:
+    """Each measured run against the first of its kind that has a winner, in the order in which they are given.
+
+    Args:
+        tolerance: so much longer, as a share, the later winner may take.
+    """
     first: dict[tuple[object, ...], Run] = {}
     found = []
     for run in runs:
@@ -71,9 +71,8 @@ def changes(runs: Sequence[Run], tolerance: float = TOLERANCE) -> list[Change]:
     return found
 
 
-def compare_page(runs: Sequence[Run], tolerance: float = TOLERANCE) -> str:
-    """The page of several runs."""
-    found = changes(runs, tolerance)
+def compare_page(runs: Sequence[Run], found: Sequence[Change], tolerance: float) -> str:
+    """The page of several runs, and of what `changes` found with that tolerance."""
     won = [run for run in runs if run.winner is not None]
     chart = Markup(_times(won, {id(change.after) for change in found if change.regressed})) if won else ""
     return fill("compare.html.j2", runs=runs, changes=found, tolerance=tolerance, chart=chart, problem=problem_text,

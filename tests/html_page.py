@@ -42,7 +42,8 @@ class Page(HTMLParser):
         scripts: how many there are.
         ids: of elements.
         links: to places in the page.
-        numbers: all `data` elements, in order.
+        numbers: all `data` elements, in order: the exact number, and what a reader sees.
+        words: all text, as it stands.
     """
 
     def __init__(self, text: str) -> None:
@@ -57,7 +58,7 @@ class Page(HTMLParser):
         self.numbers: list[tuple[str, str]] = []
         self.source = text
         self._open: list[tuple[str, str]] = []
-        self._words: list[str] = []
+        self.words: list[str] = []
         self._table: list[list[Cell]] | None = None
         self._cell: Cell | None = None
         self._head = False
@@ -71,7 +72,7 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         """All words, single spaces between them."""
-        return " ".join("".join(self._words).split())
+        return " ".join("".join(self.words).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
@@ -135,7 +136,7 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if any(tag == "style" for tag, _ in self._open):
             return
-        self._words.append(data)
+        self.words.append(data)
         if self._open and self._open[-1][0] == "data":
             self.numbers[-1] = (self.numbers[-1][0], data)
         if self._cell is not None:

@@ -175,7 +175,7 @@ def test_the_code_is_best_cu_to_the_letter(published: Published) -> None:
     code = re.search(r'<pre class="highlight".*?</pre>', published[0].source, flags=re.DOTALL)
     assert code is not None
     parsed = Page(code[0])
-    assert "".join(parsed._words).strip() == (PUBLISHED / SEED / "best.cu").read_text(encoding="utf-8").strip()
+    assert "".join(parsed.words).strip() == (PUBLISHED / SEED / "best.cu").read_text(encoding="utf-8").strip()
     assert code[0].count('<span class="k') > 100
 
 
