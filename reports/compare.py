@@ -15,18 +15,21 @@ from reports.svg import ACCENT, BAD, MUTED, figure
 from reports.words import plain, us
 from tuner.wording import problem_text
 
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One run against the first that is about the same problem on the same device.
 
     Attributes:
         before, after: both.
+        before_us: the time of the earlier winner, microseconds.
         ratio: the time of the later winner over that of the earlier; None where the later run has no winner.
         regressed: whether that is too much.
     """
 
     before: Run
     after: Run
+    before_us: float
     ratio: float | None
     regressed: bool
 
@@ -34,14 +37,11 @@ class Change:
     def sentence(self) -> str:
         """What became of it."""
         about = f"{problem_text(self.after.info)} on {self.after.gpu}"
-        before, after = self.before.winner, self.after.winner
-        assert before is not None
-        if after is None or self.ratio is None:
-            return (f"{self.after.folder} found no valid kernel for {about}, where {self.before.folder} has one of "
-                    f"{us(before.best_us)}")
-        words = "slower" if self.ratio > 1 else "faster"
-        return (f"{about}: {us(after.best_us)} in {self.after.folder} against {us(before.best_us)} in {self.before.folder}, "
-                f"{abs(self.ratio - 1):.1%} {words}")
+        before = f"{us(self.before_us)} in {self.before.folder}"
+        if self.ratio is None:
+            return f"{about}: no valid kernel in {self.after.folder} against {before}"
+        after = f"{us(self.ratio * self.before_us)} in {self.after.folder}"
+        return f"{about}: {after} against {before}, {abs(self.ratio - 1):.1%} {'slower' if self.ratio > 1 else 'faster'}"
 
 
 def comparable(run: Run) -> tuple[object, ...]:
@@ -64,8 +64,9 @@ def changes(runs: Sequence[Run], tolerance: float) -> list[Change]:
             continue
         before = first.get(comparable(run))
         if before is not None and before.winner is not None:
-            ratio = None if run.winner is None else run.winner.best_us / before.winner.best_us
-            found.append(Change(before, run, ratio, ratio is None or ratio > 1 + tolerance))
+            least = before.winner.best_us
+            ratio = None if run.winner is None else run.winner.best_us / least
+            found.append(Change(before, run, least, ratio, ratio is None or ratio > 1 + tolerance))
         elif run.winner is not None:
             first[comparable(run)] = run
     return found
@@ -73,8 +74,7 @@ def changes(runs: Sequence[Run], tolerance: float) -> list[Change]:
 
 def compare_page(runs: Sequence[Run], found: Sequence[Change], tolerance: float) -> str:
     """The page of several runs, and of what `changes` found with that tolerance."""
-    won = [run for run in runs if run.winner is not None]
-    chart = Markup(_times(won, {id(change.after) for change in found if change.regressed})) if won else ""
+    chart = Markup(_times(runs, {id(change.after) for change in found if change.regressed}))
     return fill("compare.html.j2", runs=runs, changes=found, tolerance=tolerance, chart=chart, problem=problem_text,
                 devices=len({run.gpu for run in runs}), problems=len({problem_text(run.info) for run in runs}))
 

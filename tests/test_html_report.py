@@ -371,7 +371,7 @@ def test_a_regression_is_a_slower_measured_time_of_the_same_problem_and_device(
     said = capsys.readouterr()
     assert ("regression" in said.err) == (status == 1)
     page = Page((tmp_path / "comparison.html").read_text(encoding="utf-8"))
-    assert [row[3].value for row in page.tables["runs"]] == [fast[0].best_us, pytest.approx(factor * fast[0].best_us)]
+    assert [row[4].value for row in page.tables["runs"]] == [fast[0].best_us, pytest.approx(factor * fast[0].best_us)]
     assert ("Regression" in page.text) == (status == 1) and page.faults == [] and page.loads == []
     assert ("Before and after" in page.text) == (not changes)
 
@@ -382,7 +382,7 @@ def test_a_later_run_without_a_kernel_is_a_regression(tmp_path: Path, published:
     before = written(tmp_path / "before", info, records[:2])
     after = written(tmp_path / "after", info, [replace(records[0], status=Status.WRONG, reason="dx")])
     assert cli.main([str(before), str(after), "--out", str(tmp_path / "page.html")]) == 1
-    assert "found no valid kernel" in capsys.readouterr().err
+    assert "no valid kernel in" in capsys.readouterr().err
 
 
 def test_a_page_is_rebuilt_from_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], published: Published) -> None:
