@@ -236,6 +236,14 @@ def test_a_browser_shows_it_on_screens_and_phones(width: int, scheme: str, tmp_p
     assert seen.values["point"] != "rgb(0, 0, 0)"
 
 
+@pytest.mark.chromium
+def test_the_browser_of_these_tests_sees_faults(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<figure><svg><text>x</text></svg></figure><div style="width: 500px">x</div><script>throw 1</script>')
+    seen = look(page, 390, "light", tmp_path)
+    assert len(seen.console) == 1 and seen.values["content"] > seen.values["width"]
+
+
 def test_a_thousand_candidates_take_seconds_and_few_megabytes(tmp_path: Path, published: Published) -> None:
     """Seconds of this process, since other processes may have the machine."""
     _, info, records, _ = published
