@@ -12,10 +12,13 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # No test learns from what this machine's user has tuned, or adds to it; tests of wisdom have a folder of their own.
 os.environ["LNL_WISDOM"] = "off"
+# The page of a run takes seconds; tests of it ask for it.
+os.environ["LNL_HTML"] = "off"
 
 import pytest
 
 from codegen.limits import target
+from tests.browser import has_chromium
 from tests.postgres import Postgres, has_postgres
 from tuner.executors import Executor
 from tuner.store import Store
@@ -36,10 +39,11 @@ def _has_gpu() -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `cuda` exist only where a GPU does, those marked `postgres` where that can be started: elsewhere they are
-    deselected, not skipped.
+    """Tests marked `cuda` exist only where a GPU does, those marked `postgres` or `chromium` where that can be started: elsewhere
+    they are deselected, not skipped.
     """
-    missing = [marker for marker, there in (("cuda", _has_gpu), ("postgres", has_postgres)) if not there()]
+    markers = (("cuda", _has_gpu), ("postgres", has_postgres), ("chromium", has_chromium))
+    missing = [marker for marker, there in markers if not there()]
     gone = [item for item in items if any(item.get_closest_marker(marker) for marker in missing)]
     if gone:
         config.hook.pytest_deselected(items=gone)

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = sorted([*ROOT.glob("codegen/**/*.py"), *ROOT.glob("tuner/**/*.py")])
+MODULES = sorted([*ROOT.glob("codegen/**/*.py"), *ROOT.glob("reports/*.py"), *ROOT.glob("tuner/**/*.py")])
 SOLE_IMPORTERS = {
-    "jinja2": ("codegen/render.py",),
-    "optuna": ("tuner/search.py", "tuner/replay/rivals.py", "tuner/study/storage.py", "tuner/study/shared.py"),
+    "jinja2": ("codegen/render.py", "reports/page.py"),
+    "optuna": ("tuner/search.py", "tuner/replay/rivals.py", "tuner/study/storage.py", "tuner/study/shared.py",
+               "reports/importance.py"),
+    "matplotlib": ("reports/",),
+    "pygments": ("reports/page.py",),
+    "reports": ("reports/", "tuner/pages.py"),
     "sqlalchemy": ("tuner/study/storage.py",),
     "kernel_tuner": ("tuner/replay/kernel_tuner.py",),
     "pycuda": ("tuner/executors/cuda",),
@@ -21,7 +25,7 @@ SOLE_IMPORTERS = {
     "pynvml": ("tuner/timing/nvml.py",),
     "torch": ("tuner/torch/",),
 }
-FORBIDDEN_IN_CODEGEN = {"numpy", "pycuda", "cuda", "optuna", "rich", "tuner"}
+FORBIDDEN_IN_CODEGEN = {"numpy", "pycuda", "cuda", "optuna", "rich", "reports", "tuner"}
 
 
 def imported(path: Path) -> set[str]:
@@ -51,7 +55,7 @@ def test_import_directions(path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["codegen.render", "tuner", "tuner.cli"])
 def test_importing_creates_no_context_and_loads_no_heavy_library(module: str) -> None:
-    code = f"import sys, {module}; print(' '.join(sorted({{'optuna', 'pycuda', 'torch'}} & set(sys.modules))))"
+    code = f"import sys, {module}; print(' '.join(sorted({{'matplotlib', 'optuna', 'pycuda', 'torch'}} & set(sys.modules))))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

@@ -244,3 +244,5 @@ def _show(console: Console, result: TuneResult, published: Published) -> None:
     console.print("written: " + ", ".join(str(path) for path in published.written), markup=False, soft_wrap=True)
     if published.kept is not None:
         console.print(published.kept, markup=False, soft_wrap=True)
+    if published.no_page is not None:
+        console.print(published.no_page, markup=False, soft_wrap=True)

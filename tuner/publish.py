@@ -1,4 +1,4 @@
-"""The folder of one tuning run: trials.jsonl while it runs, and best.cu, best.h, best.json and report.md at its end."""
+"""The folder of one tuning run: trials.jsonl while it runs, and best.cu, best.h, best.json and its reports at its end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tuner.candidates import Space
 from tuner.errors import InputError
 from tuner.known import Known, read_best
 from tuner.outcome import TuneResult
+from tuner.pages import write_page
 from tuner.records import Journal, Record, RunInfo, write_text
 from tuner.report import best_json, report_markdown
 from tuner.study.earlier import TakenUp, read_earlier, take_up
@@ -34,10 +35,12 @@ class Published:
     Attributes:
         written: paths of the files it wrote.
         kept: a sentence, where the best.* of an earlier run stay.
+        no_page: a sentence, where report.html could not be made.
     """
 
     written: tuple[Path, ...]
     kept: str | None
+    no_page: str | None = None
 
 
 class Folder:
@@ -96,8 +99,8 @@ class Folder:
     def finish(self, result: TuneResult, interrupted: bool, choose: Choice) -> Published:
         """Writes everything else.
 
-        trials.jsonl and report.md are of this run. The best.* of an earlier run stay where this one found nothing as good; see
-        why_kept.
+        trials.jsonl, report.md and report.html are of this run. The best.* of an earlier run stay where this one found nothing as
+        good; see why_kept.
 
         Args:
             result: what the run found.
@@ -117,7 +120,8 @@ class Folder:
             write_artifact(cu, header, render(result.problem, result.winner.config), result, choose)
             write_text(best, best_json(result))
             written = [cu, header, best, *written]
-        return Published(tuple(written), kept)
+        page, no_page = write_page(self._path)
+        return Published((*written, *filter(None, [page])), kept, no_page)
 
 
 def _locked(path: Path) -> int:

@@ -156,6 +156,7 @@ class RunInfo:
             for `dtype`.
         regime: in which times decide; warm, as in files from before there was a choice.
         sources: the digest of all that renders kernels (provenance.sources_digest); empty in files from before it was recorded.
+        versions: of the driver, the compiler and the packages, by name; none in files from before they were recorded.
     """
 
     shape: str
@@ -181,6 +182,7 @@ class RunInfo:
     param_dtype: str = ""
     regime: Regime = "warm"
     sources: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "param_dtype", self.param_dtype or self.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from codegen.dtypes import CLASS_ERRORS
@@ -23,6 +24,7 @@ def best_json(result: TuneResult) -> str:
         "schema": SCHEMA,
         "run": result.info.as_json(),
         "floor_us": result.floor_us,
+        "limits": asdict(result.limits),
         "winner": None if result.winner is None else result.winner.as_json(),
         "source": "" if result.winner is None else source_digest(result.problem, result.winner.config),
         "best_by_variant": {name: record.as_json() for name, record in result.best_by_variant().items()},

@@ -47,6 +47,7 @@ from tuner.timing.finals import Entrant
 from tuner.timing.health import open_watch
 from tuner.timing.regimes import as_regime
 from tuner.toolchain import Nvcc, find_nvcc
+from tuner.versions import versions
 from tuner.wisdom.recall import remember, seeds, seeds_first
 from tuner.workers.pool import Workers
 
@@ -324,7 +325,8 @@ class TuningRun:
             eps=float(request.eps), executor=executor.name, device=executor.device, target=executor.limits.arch,
             seed=request.seed, trials=self._trials, timeout_s=self._timeout, date=now(), command=request.command,
             version=version(), combinations=space.combinations, valid=len(space.valid), refused=space.refused,
-            measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime), sources=sources_digest())
+            measures=executor.measures, rates=executor.rates, regime=as_regime(request.regime), sources=sources_digest(),
+            versions=versions(executor.limits.arch))
 
 
 def _may_win(record: Record) -> bool:

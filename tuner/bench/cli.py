@@ -26,11 +26,11 @@ from tuner.bench.run import Bench, Options
 from tuner.bench.shapes import NAMED, NamedShape, parse_shapes
 from tuner.bench.sheet import Sheet, check_folder
 from tuner.bench.torch_gpu import Torch, open_torch
-from tuner.bench.versions import versions
 from tuner.choose import open_executor
 from tuner.errors import InputError, InputTypeError, ToolchainError, TunerError
 from tuner.known import reports_folder
 from tuner.provenance import now, version
+from tuner.versions import versions
 
 SAMPLES = 20
 

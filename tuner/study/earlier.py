@@ -26,15 +26,17 @@ class Earlier:
 
     Attributes:
         info: its header.
-        records: one for each candidate that was tried, the last where there are several. Those not run are left out.
+        records: one for each candidate that was tried, the last where there are several.
         damaged: lines that say nothing; a run that is killed leaves one at most.
         finished: whether the run came to its end.
+        not_run: those of candidates that were not tried.
     """
 
     info: RunInfo
     records: tuple[Record, ...]
     damaged: int
     finished: bool
+    not_run: tuple[Record, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def read_earlier(path: Path) -> Earlier | None:
     found = [_record(line) for line in lines if line]
     records = {record.config: record for record in found if record is not None}
     tried = tuple(record for record in records.values() if record.status not in (Status.NOT_RUN, Status.REFUSED))
-    return Earlier(info, tried, found.count(None), finished)
+    not_run = tuple(record for record in records.values() if record.status is Status.NOT_RUN)
+    return Earlier(info, tried, found.count(None), finished, not_run)
 
 
 def _record(line: str) -> Record | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -11,15 +12,20 @@ from tuner.errors import ToolchainError
 from tuner.toolchain import find_nvcc
 
 
-def versions(arch: str, more: Mapping[str, str]) -> dict[str, str]:
+def versions(arch: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Versions by name, for people; `more` comes last. What is not there is left out.
 
     Args:
         arch: the nvcc architecture of the GPU.
     """
+    return dict(_found(arch)) | dict(more or {})
+
+
+@functools.cache  # they take several processes
+def _found(arch: str) -> tuple[tuple[str, str], ...]:
     found = {"driver": _driver(), "nvcc": _nvcc(arch), "Python": platform.python_version()}
     found |= {name: _package(name) for name in ("pycuda", "cuda-bindings", "numpy", "triton")}
-    return {name: text for name, text in found.items() if text} | dict(more)
+    return tuple((name, text) for name, text in found.items() if text)
 
 
 def _driver() -> str:

@@ -1,0 +1,23 @@
+"""report.html of one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reports.page import run_page
+from reports.run import read_run
+from tuner.records import write_text
+
+PAGE = "report.html"
+
+
+def build(folder: Path) -> Path:
+    """Writes the page of the run in a folder, whole or not at all, from its records alone.
+
+    Raises:
+        InputError: there is no run.
+        OSError: the folder cannot be written.
+    """
+    page = folder / PAGE
+    write_text(page, run_page(read_run(folder)))
+    return page

@@ -1,0 +1,93 @@
+"""The command line of the reports: `python -m reports DIR...` and `python -m reports index`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
+from tuner.errors import InputError, TunerError
+from tuner.known import reports_folder
+from tuner.records import write_text
+
+COMPARISON = "comparison.html"
+TOLERANCE_PERCENT = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status.
+
+    0: what was asked for is written. 1: a run is slower than the first of its kind, or a page cannot be written. 2: the arguments
+    make no sense.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _index(given[1:]) if given[:1] == ["index"] else _runs(given)
+    except KeyboardInterrupt:
+        print("reports: interrupted; no page is half-written", file=sys.stderr)
+        return INTERRUPTED
+    except (TunerError, OSError) as error:
+        print(f"reports: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, InputError) else FAILED
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "pygments"):
+            raise
+        print(f"reports: {error.name} is not installed; pip install {error.name}", file=sys.stderr)
+        return FAILED
+
+
+def _runs(given: Sequence[str]) -> int:
+    parser = Parser(prog="reports", allow_abbrev=False, description="Builds report.html of a tuning run, or compares several.",
+                    epilog="reports index [--help]: one page over all published results of a GPU.")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a folder that python -m tuner has written")
+    parser.add_argument("--tolerance", type=_percent, default=TOLERANCE_PERCENT, metavar="PERCENT",
+                        help="with several: how much longer than in the first run of a problem on a device a measured time may "
+                             f"be (default {TOLERANCE_PERCENT:g})")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"with several: the page to write (default {COMPARISON})")
+    options = parser.parse_args(given)
+    if len(options.folders) == 1:
+        if options.out is not None:
+            raise InputError("--out is for a comparison; the page of one run is written into its folder")
+        from reports.build import build
+
+        print(f"written: {build(options.folders[0])}")
+        return OK
+    from reports.compare import changes, compare_page
+    from reports.run import read_run
+
+    runs = [read_run(folder) for folder in options.folders]
+    tolerance, page = options.tolerance / 100, options.out or Path(COMPARISON)
+    found = changes(runs, tolerance)
+    write_text(page, compare_page(runs, found, tolerance))
+    print(f"written: {page}")
+    for change in found:
+        if change.regressed:
+            print(f"reports: regression: {change.sentence}", file=sys.stderr)
+        else:
+            print(change.sentence)
+    return FAILED if any(change.regressed for change in found) else OK
+
+
+def _index(given: Sequence[str]) -> int:
+    parser = Parser(prog="reports index", allow_abbrev=False, description="One page over all results of a GPU.")
+    root = reports_folder() / "h200"
+    parser.add_argument("--root", type=Path, default=root, metavar="DIR",
+                        help=f"the folder with bench.json and the folders of tuning runs (default {root})")
+    options = parser.parse_args(given)
+    from reports.index import build_index
+
+    print(f"written: {build_index(options.root)}")
+    return OK
+
+
+def _percent(text: str) -> float:
+    """Raises ArgumentTypeError: it is no percentage from 0."""
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage such as 5")
+    return value

@@ -1,0 +1,194 @@
+"""What is read of a tuning run's folder: trials.jsonl, and of best.json and best.cu what is of the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codegen.errors import CodegenError
+from codegen.limits import Limits, target
+from codegen.problem import Problem, Shape
+from tuner.bench.floors import Floor, Rates
+from tuner.bench.results import Results, Row
+from tuner.bench.sheet import JSON as BENCH_JSON
+from tuner.bench.sheet import read_results
+from tuner.costmodel import floor_us
+from tuner.errors import InputError
+from tuner.known import read_best
+from tuner.outcome import spills
+from tuner.records import Record, RunInfo, Status
+from tuner.study.earlier import read_earlier
+
+TRIALS, BEST_CU, BEST_JSON = "trials.jsonl", "best.cu", "best.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The rates that bound a kernel on the run's GPU, and where each is from.
+
+    Attributes:
+        limits: of the GPU, with those rates.
+        rates: copy, launch and, where a benchmark beside the run measured it, products of bfloat16.
+        origin: of copy bandwidth and launch time, as a clause.
+        matrix_origin: of the rate of products; empty where only the table has one.
+    """
+
+    limits: Limits
+    rates: Rates
+    origin: str
+    matrix_origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One tuning run.
+
+    Attributes:
+        folder: where it lies.
+        info: what it was made under.
+        problem: what its kernels compute.
+        tried: the candidates that were tried, in order.
+        untried: those that were not, with predicted times where there are some.
+        winner: the one that won; None where none was valid.
+        damaged: lines of trials.jsonl that could not be read.
+        finished: whether it came to its end.
+        ceilings: the rates of its GPU.
+        said: what is to be known of its times and its winner, as clauses.
+        checks: what the winner passed beyond what all have: name, outcome, and what there is to say.
+        code: best.cu, where it holds this run's winner; else empty.
+        peers: the row of the benchmark beside it that is about the same problem on the same GPU; None where there is none.
+    """
+
+    folder: Path
+    info: RunInfo
+    problem: Problem
+    tried: tuple[Record, ...]
+    untried: tuple[Record, ...]
+    winner: Record | None
+    damaged: int
+    finished: bool
+    ceilings: Ceilings
+    said: tuple[str, ...] = ()
+    checks: tuple[Mapping[str, str], ...] = ()
+    code: str = ""
+    peers: Row | None = None
+
+    @property
+    def valid(self) -> list[Record]:
+        """The candidates that passed every test."""
+        return [record for record in self.tried if record.status is Status.OK]
+
+    @property
+    def kind(self) -> str:
+        """What to call its times: measured or predicted."""
+        return "measured" if self.info.measures else "predicted"
+
+    @property
+    def gpu(self) -> str:
+        """The GPU its times belong to."""
+        return self.info.device if self.info.measures else self.ceilings.limits.name
+
+    @property
+    def floor_us(self) -> float:
+        """What no kernel is expected to beat: the tensors at copy bandwidth, or one launch."""
+        return floor_us(self.problem, self.ceilings.limits)
+
+    @property
+    def floor(self) -> Floor:
+        """The least times of one call, part by part."""
+        return Floor.of(self.problem, self.ceilings.rates)
+
+    @property
+    def not_run(self) -> int:
+        """Candidates that could run and were not tried."""
+        return max(0, self.info.valid - len(self.tried))
+
+
+def read_run(folder: Path) -> Run:
+    """Reads a folder.
+
+    Raises:
+        InputError: it has no trials.jsonl, or one that is not this program's.
+    """
+    try:
+        earlier = read_earlier(folder / TRIALS)
+    except OSError as error:
+        raise InputError(f"{folder / TRIALS} cannot be read ({error.strerror}); name the folder of a tuning run") from error
+    if earlier is None:
+        raise InputError(f"there is no {TRIALS} in {folder}; name a folder that python -m tuner has written")
+    info = earlier.info
+    try:
+        problem = Problem.of(Shape.parse(info.shape), dtype=info.dtype, wants=info.wants.split(","),
+                             deterministic=info.deterministic, param_dtype=info.param_dtype, accuracy=info.accuracy)
+        table = target(info.target)
+    except (CodegenError, AttributeError, TypeError) as error:
+        raise InputError(f"the first line of {folder / TRIALS} is not the header of a tuning run: {error}") from error
+    best = _best(folder / BEST_JSON, info)
+    winner = _winner(earlier.records, best)
+    bench = _bench(folder.parent / BENCH_JSON, info)
+    code = _text(folder / BEST_CU) if best else ""
+    return Run(folder, info, problem, earlier.records, earlier.not_run, winner, earlier.damaged, earlier.finished,
+               _ceilings(info, table, best.get("limits"), bench), tuple(best.get("said", ())), tuple(best.get("gate", ())), code,
+               None if bench is None else _row(bench, info))
+
+
+def _winner(tried: tuple[Record, ...], best: Mapping[str, Any]) -> Record | None:
+    """The record that best.json names, else what the records say: of those timed in the finals, where there are some, the
+    fastest."""
+    named = str(best["winner"]["config"]) if best else ""
+    valid = [record for record in tried if record.status is Status.OK]
+    finalists = [record for record in valid if record.final_us is not None] or valid
+    found = next((record for record in valid if str(record.config) == named), None)
+    return found or min(finalists, key=lambda record: (spills(record), record.best_us), default=None)
+
+
+def _best(path: Path, info: RunInfo) -> dict[str, Any]:
+    """What best.json says; nothing where it is missing, damaged or of another run, which may have been faster and was kept."""
+    known = read_best(path)
+    if known is None or (known.info.date, known.info.command) != (info.date, info.command):
+        return {}
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _bench(path: Path, info: RunInfo) -> Results | None:
+    """The benchmark beside a run of the same GPU; None where there is none."""
+    if not info.measures:
+        return None
+    try:
+        results = read_results(path)
+    except (InputError, OSError):
+        return None
+    return results if results is not None and results.parts and results.parts[0].device == info.device else None
+
+
+def _row(bench: Results, info: RunInfo) -> Row | None:
+    """The row about the run's problem: the benchmark's has all gradients, and parameters in the data type of the data."""
+    if info.param_dtype != info.dtype or info.regime != "warm" or len(info.wants.split(",")) < 5:
+        return None
+    wanted = info.shape, info.dtype, info.accuracy
+    found = ((str(row.case.shape), row.case.problem.dtype, row.case.problem.accuracy) == wanted for row in bench.rows)
+    return next((row for row, same in zip(bench.rows, found, strict=True) if same and row.ratio is not None), None)
+
+
+def _ceilings(info: RunInfo, table: Limits, recorded: object, bench: Results | None) -> Ceilings:
+    """The run's own rates where it measured some, else those of the table; the rate of products is the benchmark's."""
+    limits, measured = table, False
+    if isinstance(recorded, dict):
+        with contextlib.suppress(TypeError):  # of another version of this program
+            limits, measured = Limits(**recorded), info.rates == "measured"
+    matrix = None if bench is None else bench.parts[0].rates.matrix_tflops
+    return Ceilings(limits, Rates(limits.copy_tbps, limits.launch_us, matrix),
+                    "measured when the run began" if measured else f"from the table of targets, for {limits.name}",
+                    "" if matrix is None else "measured by the benchmark of this GPU")

@@ -1,0 +1,116 @@
+"""`python -m reports`: one run's page again, comparisons of several, the index, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports import cli
+from tests.html_page import Page
+from tests.report_cases import PUBLISHED, ROOT, SEED, published_records, written
+from tuner.records import Record, RunInfo, Status
+
+
+def _some(count: int) -> tuple[RunInfo, list[Record]]:
+    info, records = published_records()
+    return info, records[:count]
+
+
+def slower(records: list[Record], factor: float) -> list[Record]:
+    return [replace(record, time_us=factor * (record.time_us or 0), final_us=record.final_us and factor * record.final_us)
+            for record in records]
+
+
+@pytest.mark.parametrize(("factor", "changes", "options", "status"), [
+    (1.06, {}, [], 1), (1.04, {}, [], 0), (0.5, {}, [], 0), (1.06, {}, ["--tolerance", "10"], 0),
+    (1.04, {}, ["--tolerance", "3%"], 1), (2.0, {"device": "NVIDIA Other"}, [], 0), (2.0, {"shape": "4,8,8,16"}, [], 0),
+    (2.0, {"accuracy": "tf32"}, [], 0), (2.0, {"regime": "cold"}, [], 0), (2.0, {"measures": False}, [], 0)], ids=str)
+def test_a_regression_is_a_slower_measured_time_of_the_same_problem_and_device(
+        factor: float, changes: dict[str, Any], options: list[str], status: int, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    info, records = published_records()
+    fast = sorted(records, key=lambda record: record.best_us)[:3]
+    before = written(tmp_path / "before", info, fast)
+    after = written(tmp_path / "after", replace(info, **changes), slower(fast, factor))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([str(before), str(after), *options]) == status
+    said = capsys.readouterr()
+    assert ("regression" in said.err) == (status == 1)
+    page = Page((tmp_path / "comparison.html").read_text(encoding="utf-8"))
+    assert [row[4].value for row in page.tables["runs"]] == [fast[0].best_us, pytest.approx(factor * fast[0].best_us)]
+    assert ("Regression" in page.text) == (status == 1) and page.faults == [] and page.loads == []
+    assert ("Before and after" in page.text) == (not changes)
+
+
+def test_a_later_run_without_a_kernel_is_a_regression(tmp_path: Path,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    info, records = published_records()
+    before = written(tmp_path / "before", info, records[:2])
+    after = written(tmp_path / "after", info, [replace(records[0], status=Status.WRONG, reason="dx")])
+    assert cli.main([str(before), str(after), "--out", str(tmp_path / "page.html")]) == 1
+    assert "no valid kernel in" in capsys.readouterr().err
+
+
+def test_a_page_is_rebuilt_from_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = written(tmp_path / "run", *_some(40))
+    assert cli.main([str(folder)]) == 0
+    assert str(folder / "report.html") in capsys.readouterr().out
+    first = (folder / "report.html").read_bytes()
+    assert cli.main([str(folder)]) == 0 and (folder / "report.html").read_bytes() == first
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "trials.jsonl"]
+
+
+def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "h200"
+    shutil.copytree(PUBLISHED, root)
+    (root / SEED / "report.html").write_text("page")
+    assert cli.main(["index", "--root", str(root)]) == 0
+    page = Page((root / "index.html").read_text(encoding="utf-8"))
+    assert page.faults == [] and page.loads == [] and page.scripts == 0
+    rows = json.loads((root / "bench.json").read_text(encoding="utf-8"))["rows"]
+    for row, values in zip(page.tables["bench"], rows, strict=True):
+        assert [cell.text for cell in row[:4]] == [values["name"], values["shape"], values["dtype"], values["accuracy"]]
+        assert row[4].value == values["ours"]["warm"]["median"]
+        peers = [values["peers"][name]["warm"]["median"] for name in ("eager", "compile", "gemms")]
+        assert [cell.value for cell in row[5:8]] == peers
+        assert row[8].value == pytest.approx(values["ratio"], rel=1e-12)
+        assert row[11].value == max(values["ours"]["errors"].values())
+    finals = {json.loads(path.read_text())["winner"]["time"]["final_us"] for path in root.glob("*/best.json")}
+    assert {row[1].value for row in page.tables["runs"]} == finals
+    assert f'<a href="{SEED}/report.html">' in page.source and page.source.count("report.html") == 1
+
+
+@pytest.mark.parametrize("arguments", [["nowhere"], ["."], ["index", "--root", "."], ["index", "--root", "damaged"], ["damaged"],
+                                       ["other"], [], ["--tolerance", "x", "a", "b"], ["--tolerance", "-1", "a", "b"],
+                                       [".", "--out", "x.html"], ["--sideways"]], ids=" ".join)
+def test_bad_input_is_one_sentence(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                   capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("damaged", "{]\n"), ("other", '{"schema": 99}\n')):
+        Path(name).mkdir()
+        Path(name, "trials.jsonl").write_text(text)
+        Path(name, "bench.json").write_text(text)
+    try:
+        status = cli.main(arguments)
+    except SystemExit as left:
+        status = int(str(left.code))
+    said = capsys.readouterr().err.strip()
+    assert status == 2 and said.startswith("reports") and "\n" not in said
+    assert not list(tmp_path.glob("**/*.html"))
+
+
+def test_results_in_the_current_folder_do_not_hide_the_package(tmp_path: Path) -> None:
+    """Runs leave a folder `reports` where they are started."""
+    written(tmp_path / "reports/test/run", *_some(3))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "reports", "reports/test/run"], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "reports/test/run/report.html").exists()
