@@ -203,7 +203,14 @@ def test_one_that_ended_in_order_is_gone_at_once_and_one_without_a_counter_after
     ("postgresql://me:not/escaped @:it?@host/db", "postgresql://me:***@host/db"),
     ("postgresql://host/db?user=me&password=secret&sslmode=off", "postgresql://host/db?user=me&password=***&sslmode=off"),
     ("postgresql://me@host/db", "postgresql://me@host/db"),
-    ("sqlite:////a/b.db", "sqlite:////a/b.db"), ("journal:a/b@c:d.log", "journal:a/b@c:d.log"),
+    ("postgresql://me:pw@/db?host=/d&sslpassword=s3cr3t", "postgresql://me:***@/db?host=/d&sslpassword=***"),
+    ("postgresql://me@corp:s3cr3t@127.0.0.1:1/db", "postgresql://me@corp:***@127.0.0.1:1/db"),
+    ("mysql://me@h:1/db?passwd=s3@cr3t&a=b", "mysql://me@h:***&a=b"),
+    ("mysql://me@h/db?auth_token=t", "mysql://me@h/db?auth_token=***"),
+    ("postgresql:/me:s3cr3t@h/db", "postgresql:/me:***@h/db"), ("postgresql://me@[::1]:5432/db", "postgresql://me@[::1]:5432/db"),
+    ("postgresql://me:a?pass=b@host/db", "postgresql://me:***"),
+    ("sqlite:////a/b.db", "sqlite:////a/b.db"), ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
+    ("journal:a/b@c:d.log", "journal:a/b@c:d.log"),
 ])
 def test_passwords_are_masked(text: str, shown: str) -> None:
     assert masked(text) == shown
@@ -212,6 +219,7 @@ def test_passwords_are_masked(text: str, shown: str) -> None:
 def test_what_a_driver_says_is_masked_too() -> None:
     url = "postgresql://me:p%40ss%2Fword@host/db"
     assert without_password("p@ss/word and p%40ss%2Fword", url) == "*** and ***"
+    assert without_password("one, two", "mysql://me@h/d?passwd=one&ssl_key_password=two") == "***, ***"
 
 
 @pytest.mark.parametrize(("url", "scheme"), [

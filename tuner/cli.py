@@ -157,20 +157,21 @@ def _open_storage(url: str) -> Storage:
     return open_storage(url)
 
 
-def _others_said(storage: Storage | None, run: TuningRun) -> str:
+def _joined(storage: Storage | None, run: TuningRun) -> tuple[str, ...]:
     if storage is None:
-        return ""
-    from tuner.study.together import others_said
+        return ()
+    from tuner.study.together import join
 
-    return others_said(storage, run.info, run.space)
+    return join(storage, run.info, run.space)
 
 
 def _run(request: Request, executor: Executor | Workers, out: Path | None, resume: bool, storage: Storage | None) -> int:
     run = TuningRun(request, executor, storage=storage)
     console, errors = Console(), Console(stderr=True)
     interrupted = False
+    said = _joined(storage, run)  # before anything in the folder is changed
     with Folder(out or _default_folder(executor, request), run.info, run.space if resume else None) as folder:
-        for sentence in filter(None, (folder.said, _others_said(storage, run))):
+        for sentence in filter(None, (folder.said, *said)):
             print(f"tuner: {sentence}", file=sys.stderr)
         run.take_up(folder.taken)
         with ProgressBar(errors) as bar:
