@@ -7,14 +7,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import PendingRollbackError
 
 from codegen.config import Config
 from tests.fake_gpu import rugged
 from tuner.calls import configs
+from tuner.errors import StorageLost
 from tuner.records import Record, Status
 from tuner.search import config_of
 from tuner.study import members as members_module
+from tuner.study import storage
 from tuner.study.members import LEFT, LOST_AFTER, Members
 from tuner.study.shared import Shared
 from tuner.study.storage import Ledger, open_storage
@@ -220,6 +224,13 @@ def test_what_a_driver_says_is_masked_too() -> None:
     url = "postgresql://me:p%40ss%2Fword@host/db"
     assert without_password("p@ss/word and p%40ss%2Fword", url) == "*** and ***"
     assert without_password("one, two", "mysql://me@h/d?passwd=one&ssl_key_password=two") == "***, ***"
+
+
+def test_what_sqlalchemy_says_of_its_own_sessions_is_not_shown() -> None:
+    error = StorageInternalError("x")
+    error.__cause__ = PendingRollbackError("Can't reconnect until invalid transaction is rolled back.")
+    with pytest.raises(StorageLost, match="cannot be used: the connection was lost$"), storage._failures("sqlite:///a"):
+        raise error
 
 
 @pytest.mark.parametrize(("url", "scheme"), [
