@@ -269,8 +269,8 @@ def test_another_problem_or_device_is_refused_and_nothing_is_touched(field: str,
 
 ODD: list[dict[str, Any]] = [
     {"time": {"us": "abc"}}, {"time": {"us": float("nan")}}, {"time": {"us": -1.0}}, {"time": None}, {"time": "x"},
-    {"errors": {}}, {"errors": {"dx": {"normwise": "x", "bound_ratio": 1}}}, {"rows": ["x"]}, {"rows": 3},
-    {"reason": 3}, {"source": 3}, {"resources": {"row_warp": {"registers": "x", "shared_bytes": 0}}}, {"config": 3}, {"status": "good"}]
+    {"errors": {}}, {"errors": {"dx": {"normwise": "x", "bound_ratio": 1}}}, {"rows": ["x"]}, {"rows": 3}, {"reason": 3},
+    {"resources": {"row_warp": {"registers": "x", "shared_bytes": 0}}}, {"source": 3}, {"config": 3}, {"status": "good"}]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=str)
