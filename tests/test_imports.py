@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted([*ROOT.glob("codegen/**/*.py"), *ROOT.glob("tuner/**/*.py")])
 SOLE_IMPORTERS = {
     "jinja2": ("codegen/render.py",),
-    "optuna": ("tuner/search.py", "tuner/replay/rivals.py", "tuner/study/storage.py", "tuner/study/shared.py"),
+    "optuna": ("tuner/search.py", "tuner/replay/rivals.py", "tuner/study/storage.py", "tuner/study/shared.py",
+               "tuner/study/journal.py"),
     "sqlalchemy": ("tuner/study/storage.py",),
     "kernel_tuner": ("tuner/replay/kernel_tuner.py",),
     "pycuda": ("tuner/executors/cuda",),
