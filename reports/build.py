@@ -6,9 +6,8 @@ from pathlib import Path
 
 from reports.page import run_page
 from reports.run import read_run
+from tuner.pages import PAGE
 from tuner.records import write_text
-
-PAGE = "report.html"
 
 
 def build(folder: Path) -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from reports.build import PAGE
 from reports.page import fill
 from reports.run import TRIALS, read_run
 from reports.svg import ACCENT, BAD, INK, figure
@@ -18,6 +17,7 @@ from tuner.bench.results import Results, Row
 from tuner.bench.sheet import JSON as BENCH_JSON
 from tuner.bench.sheet import read_results
 from tuner.errors import InputError
+from tuner.pages import PAGE
 from tuner.records import write_text
 from tuner.wording import problem_text
 

@@ -367,8 +367,11 @@ def winning(measured: bool) -> Record:
     ("cuda", True, "NVIDIA H200, sm_90a", "2 us a call, measured"), ("host", False, "H200, sm_90a", "3 us a call, predicted")])
 def test_a_winner_is_written_with_its_figures(executor: str, measured: bool, gpu: str, time: str, tmp_path: Path) -> None:
     winner, folder = winning(measured), tmp_path / "new"
+    stale = tmp_path / "best.json"
+    stale.touch()
     write_artifact(folder / "best.cu", folder / "best.h", source(SINGLE_BLOCK), result(winner, executor),
-                   lambda at: best_predicted(at, H200))
+                   lambda at: best_predicted(at, H200), stale)
+    assert not stale.exists()
     assert sorted(path.name for path in folder.iterdir()) == ["best.cu", "best.h"]
     said = banner((folder / "best.cu").read_text())
     for text in (str(winner.config), "for 0 to ", f" {gpu}\n", time,
@@ -380,5 +383,5 @@ def test_a_winner_is_written_with_its_figures(executor: str, measured: bool, gpu
 def test_without_a_winner_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="winner"):
         write_artifact(tmp_path / "best.cu", tmp_path / "best.h", source(SINGLE_BLOCK), result(None, "host"),
-                       lambda at: best_predicted(at, H200))
+                       lambda at: best_predicted(at, H200), tmp_path / "best.json")
     assert not list(tmp_path.iterdir())

@@ -331,6 +331,22 @@ def test_help_is_quick_and_loads_nothing_heavy(module: str) -> None:
     assert "usage" in done.stdout
 
 
+@pytest.mark.parametrize(("words", "status"), [(["-m", "tuner"], 130), (["-c", "import tuner"], -signal.SIGINT)])
+def test_an_interrupt_while_libraries_are_imported(words: list[str], status: int, tmp_path: Path) -> None:
+    """As a program it ends without a word; whoever imports the package has the exception."""
+    (tmp_path / "numpy.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+                          capture_output=True, text=True)
+    assert done.returncode == status and (status == 130) == (done.stderr == "")
+
+
+def test_an_empty_folder_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--shape", "4,4,8,16", "--out", ""])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1 and "names no folder" in said
+
+
 def test_no_variant_at_all_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     status, said = tuned("--shape 4,4,8,16 --executor host --variants ,", capsys)
     assert status == 2 and "at least one" in said

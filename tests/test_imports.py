@@ -14,7 +14,7 @@ MODULES = sorted([*ROOT.glob("codegen/**/*.py"), *ROOT.glob("reports/*.py"), *RO
 SOLE_IMPORTERS = {
     "jinja2": ("codegen/render.py", "reports/page.py"),
     "optuna": ("tuner/search.py", "tuner/replay/rivals.py", "tuner/study/storage.py", "tuner/study/shared.py",
-               "reports/importance.py"),
+               "tuner/study/journal.py", "reports/importance.py"),
     "matplotlib": ("reports/",),
     "pygments": ("reports/page.py",),
     "reports": ("reports/", "tuner/pages.py"),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from codegen.config import Config
 from codegen.limits import target
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.space import parse_config
-from tests.test_records import INFO
+from tests.test_records import INFO, MEASURED
+from tuner import artifact, publish
+from tuner.errors import InputError
 from tuner.guess import best_predicted
 from tuner.known import Known
 from tuner.outcome import TuneResult
 from tuner.publish import Folder, why_kept
-from tuner.records import Record, RunInfo, Status
+from tuner.records import Record, RunInfo, Status, write_text
 from tuner.validate import GradientError
 
 SHAPE = Shape(4, 4, 8, 16)
@@ -86,3 +90,56 @@ def test_a_broken_best_json_is_replaced(tmp_path: Path, text: str) -> None:
     published = folder.finish(result(2.0), interrupted=False, choose=lambda problem: best_predicted(problem, H200))
     assert published.kept is None and tmp_path / "best.json" in published.written
     assert (tmp_path / "best.json").read_text() != text
+
+
+def test_a_kill_at_any_moment_leaves_no_best_json_of_another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no word that the run is finished before all is written."""
+    seen: list[tuple[str, ...]] = []
+
+    def choose(problem: Problem) -> Config:
+        if not seen:
+            look()
+        return best_predicted(problem, H200)
+
+    def look() -> None:
+        finished = bool(json.loads((tmp_path / "trials.jsonl").read_text().splitlines()[0])["finished"])
+        names = ("best.cu", "best.h", "best.json", "report.md")
+        seen.append((*((tmp_path / name).read_text()[:3] if (tmp_path / name).exists() else "" for name in names), str(finished)))
+
+    def written(path: Path, text: str) -> None:
+        write_text(path, "new" + text)
+        look()
+
+    for module in (artifact, publish):
+        monkeypatch.setattr(module, "write_text", written)
+    for name in ("best.cu", "best.h", "best.json", "report.md"):
+        (tmp_path / name).write_text("old")
+    with Folder(tmp_path, INFO) as folder:
+        folder.finish(result(2.0), interrupted=False, choose=choose)
+    assert seen == [
+        ("old", "old", "old", "old", "False"), ("new", "old", "", "old", "False"), ("new", "new", "", "old", "False"),
+        ("new", "new", "new", "old", "False"), ("new", "new", "new", "new", "False")]
+    look()
+    assert seen[-1][-1] == "True"
+
+
+def test_what_a_killed_run_was_writing_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".trials.jsonl.ab12_xyz", ".best.cu.abcdefgh", ".report.md.12345678", ".best.cu.swp", "best.cu.abcdefgh"):
+        (tmp_path / name).touch()
+    with Folder(tmp_path, INFO):
+        with pytest.raises(InputError, match="another run"):
+            Folder(tmp_path, INFO)
+        (tmp_path / ".best.h.abcdefgh").touch()
+        with pytest.raises(InputError, match="another run"):
+            Folder(tmp_path, INFO)
+        assert (tmp_path / ".best.h.abcdefgh").exists()
+        (tmp_path / ".best.h.abcdefgh").unlink()
+    assert {path.name for path in tmp_path.iterdir()} == {".best.cu.swp", "best.cu.abcdefgh", "trials.jsonl"}
+
+
+def test_a_run_that_may_not_be_resumed_gives_no_hint_to(tmp_path: Path) -> None:
+    for may_resume in (True, False):
+        with Folder(tmp_path, INFO) as folder:
+            folder.add(MEASURED)
+        with Folder(tmp_path, INFO, may_resume=may_resume) as folder:
+            assert "was not finished" in folder.said and ("--resume" in folder.said) == may_resume

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from codegen.config import Config
 from codegen.space import make_config
 from tests.fake_gpu import FakeGpu, failing_launch, rugged, stub_artifact
+from tests.test_records import INFO
 from tests.trials import read_trials
 from tuner import cli, publish
 from tuner.calls import configs
@@ -213,12 +215,28 @@ def test_a_changed_space_is_said(tmp_path: Path, tuned: Tuned) -> None:
     assert status == 0 and "10 of its 10" in said and "the space has changed, from" in said
 
 
-def test_what_is_not_in_the_space_any_more_is_dropped_and_said(tmp_path: Path, tuned: Tuned) -> None:
+def test_what_is_not_asked_for_stays_in_the_file_and_counts_again_when_it_is(tmp_path: Path, tuned: Tuned) -> None:
     assert tuned("", interrupted(10))[0] == 130
-    in_warp = sum(record.config.variant == "row_warp" for record in trials(tmp_path)[1])
-    status, said = tuned("--resume", None, "--shape 4,4,8,16 --variants row_warp --trials 30")
-    assert status == 0 and 0 < in_warp < 10
-    assert f"{in_warp} of its 10 finished trials are kept; {10 - in_warp} are dropped, since the space has changed" in said
+    _, before = trials(tmp_path)
+    in_warp = [record for record in before if record.config.variant == "row_warp"]
+    gpu = FakeGpu()
+    status, said = tuned("--resume", gpu, "--shape 4,4,8,16 --variants row_warp --trials 20")
+    assert status == 0 and 0 < len(in_warp) < 10
+    assert f"{len(in_warp)} of its 10 finished trials are kept; {10 - len(in_warp)} stay in the file but do not count" in said
+    assert "space has changed" not in said and {config.variant for config in gpu.timed} == {"row_warp"}
+    _, after = trials(tmp_path)
+    assert len(after) == 20 + 10 - len(in_warp) and after[20:] == [record for record in before if record not in in_warp]
+    status, said = tuned("--resume")
+    assert status == 0 and f"{len(after)} of its {len(after)} finished trials are kept" in said
+
+
+def test_what_is_not_asked_for_and_has_changed_is_dropped_and_said(tmp_path: Path, tuned: Tuned) -> None:
+    assert tuned("", interrupted(10))[0] == 130
+    path = tmp_path / "trials.jsonl"
+    path.write_text(re.sub('"source":"[^"]*"', '"source":"another"', path.read_text()))
+    header(tmp_path, sources="of another revision")
+    status, said = tuned("--resume", None, "--shape 4,4,8,16 --variants row_warp --trials 20")
+    assert status == 0 and "0 of its 10" in said and "are dropped, since their kernels have changed" in said
     assert {record.config.variant for record in trials(tmp_path)[1]} == {"row_warp"}
 
 
@@ -249,7 +267,44 @@ def test_another_problem_or_device_is_refused_and_nothing_is_touched(field: str,
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("first", ["", "{", "[]", '{"schema": 99}', '{"schema": 1, "shape": "4,4,8,16"}', "\0" * 40])
+ODD: list[dict[str, Any]] = [
+    {"time": {"us": "abc"}}, {"time": {"us": float("nan")}}, {"time": {"us": -1.0}}, {"time": None}, {"time": "x"},
+    {"errors": {}}, {"errors": {"dx": {"normwise": "x", "bound_ratio": 1}}}, {"rows": ["x"]}, {"rows": 3}, {"reason": 3},
+    {"resources": {"row_warp": {"registers": "x", "shared_bytes": 0}}}, {"source": 3}, {"config": 3}, {"status": "good"}]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_a_line_with_odd_values_is_tried_again(odd: dict[str, Any], tmp_path: Path, tuned: Tuned) -> None:
+    assert tuned("", interrupted(6))[0] == 130
+    path = tmp_path / "trials.jsonl"
+    first, *lines = path.read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), **odd})
+    path.write_text("\n".join([first, *lines]) + "\n")
+    earlier = read_earlier(path)
+    assert earlier is not None and (len(earlier.records), earlier.damaged) == (5, 1)
+
+
+@pytest.mark.parametrize("damaged", ["{", '{"schema": 99}'])
+def test_without_resume_a_file_that_cannot_be_read_is_kept_beside(damaged: str, tmp_path: Path, tuned: Tuned) -> None:
+    assert tuned("", interrupted(4))[0] == 130
+    path = tmp_path / "trials.jsonl"
+    text = damaged + "\n" + path.read_text().partition("\n")[2]
+    path.write_text(text)
+    status, said = tuned()
+    assert status == 0 and "trials-unread.jsonl" in said and (tmp_path / "trials-unread.jsonl").read_text() == text
+
+
+def test_a_run_killed_before_its_first_trial_or_with_nothing_on_disk(tmp_path: Path, tuned: Tuned) -> None:
+    assert tuned("", interrupted(0))[0] == 130
+    status, said = tuned("--resume", interrupted(0))
+    assert status == 130 and "it has finished no trial" in said
+    (tmp_path / "trials.jsonl").write_text("")
+    status, said = tuned("--resume", interrupted(0))
+    assert status == 130 and "no run to resume" in said
+
+
+@pytest.mark.parametrize("first", ["", "{", "[]", '{"schema": 99}', '{"schema": 1, "shape": "4,4,8,16"}', "\0" * 40,
+                                   json.dumps({**INFO.as_json(), "date": 5})])
 def test_a_file_that_is_no_journal_is_refused_and_not_touched(first: str, tmp_path: Path, tuned: Tuned) -> None:
     (tmp_path / "trials.jsonl").write_text(first + "\n")
     status, errors = tuned("--resume")

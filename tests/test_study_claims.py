@@ -7,14 +7,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import PendingRollbackError
 
 from codegen.config import Config
 from tests.fake_gpu import rugged
 from tuner.calls import configs
+from tuner.errors import StorageLost
 from tuner.records import Record, Status
 from tuner.search import config_of
 from tuner.study import members as members_module
+from tuner.study import storage
 from tuner.study.members import LEFT, LOST_AFTER, Members
 from tuner.study.shared import Shared
 from tuner.study.storage import Ledger, open_storage
@@ -203,7 +207,14 @@ def test_one_that_ended_in_order_is_gone_at_once_and_one_without_a_counter_after
     ("postgresql://me:not/escaped @:it?@host/db", "postgresql://me:***@host/db"),
     ("postgresql://host/db?user=me&password=secret&sslmode=off", "postgresql://host/db?user=me&password=***&sslmode=off"),
     ("postgresql://me@host/db", "postgresql://me@host/db"),
-    ("sqlite:////a/b.db", "sqlite:////a/b.db"), ("journal:a/b@c:d.log", "journal:a/b@c:d.log"),
+    ("postgresql://me:pw@/db?host=/d&sslpassword=s3cr3t", "postgresql://me:***@/db?host=/d&sslpassword=***"),
+    ("postgresql://me@corp:s3cr3t@127.0.0.1:1/db", "postgresql://me@corp:***@127.0.0.1:1/db"),
+    ("mysql://me@h:1/db?passwd=s3@cr3t&a=b", "mysql://me@h:***&a=b"),
+    ("mysql://me@h/db?auth_token=t", "mysql://me@h/db?auth_token=***"),
+    ("postgresql:/me:s3cr3t@h/db", "postgresql:/me:***@h/db"), ("postgresql://me@[::1]:5432/db", "postgresql://me@[::1]:5432/db"),
+    ("postgresql://me:a?pass=b@host/db", "postgresql://me:***"),
+    ("sqlite:////a/b.db", "sqlite:////a/b.db"), ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
+    ("journal:a/b@c:d.log", "journal:a/b@c:d.log"),
 ])
 def test_passwords_are_masked(text: str, shown: str) -> None:
     assert masked(text) == shown
@@ -212,6 +223,14 @@ def test_passwords_are_masked(text: str, shown: str) -> None:
 def test_what_a_driver_says_is_masked_too() -> None:
     url = "postgresql://me:p%40ss%2Fword@host/db"
     assert without_password("p@ss/word and p%40ss%2Fword", url) == "*** and ***"
+    assert without_password("one, two", "mysql://me@h/d?passwd=one&ssl_key_password=two") == "***, ***"
+
+
+def test_what_sqlalchemy_says_of_its_own_sessions_is_not_shown() -> None:
+    error = StorageInternalError("x")
+    error.__cause__ = PendingRollbackError("Can't reconnect until invalid transaction is rolled back.")
+    with pytest.raises(StorageLost, match="cannot be used: the connection was lost"), storage._failures("sqlite:///a"):
+        raise error
 
 
 @pytest.mark.parametrize(("url", "scheme"), [

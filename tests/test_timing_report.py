@@ -13,6 +13,7 @@ from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.space import make_config
 from tests.fake_gpu import FakeGpu
 from tests.test_records import INFO, MEASURED
+from tests.trials import read_trials
 from tuner import cli, tune
 from tuner.errors import InputError
 from tuner.outcome import TuneResult
@@ -79,6 +80,8 @@ def test_without_a_gpu_the_regime_is_ignored_and_that_is_said(tmp_path: Path, mo
     assert cli.main(["--shape", "1,2,4,3", "--executor", "host", "--variants", "row_thread", "--trials", "1",
                      "--regime", "cold"]) == 0
     assert "--regime is ignored, since times are predicted" in capsys.readouterr().err
+    (written,) = tmp_path.glob("*/*/trials.jsonl")
+    assert read_trials(written)[0].regime == "warm"  # so that a run without the option can resume it, and the other way round
     assert [path.name for path in tmp_path.glob("*/*")] == ["1x2x4x3-float32"]
 
 

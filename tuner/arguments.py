@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -65,6 +66,17 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     if not all(number.isdecimal() for number in numbers) or len(set(map(int, numbers))) < len(numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is neither 'all' nor different numbers of GPUs such as '0,1'")
     return tuple(map(int, numbers))
+
+
+def parse_folder(text: str) -> Path:
+    """The path of a folder.
+
+    Raises:
+        ArgumentTypeError: it is empty.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text names no folder; for the current one write .")
+    return Path(text)
 
 
 def as_dtype(name: str, value: object) -> str:

@@ -35,7 +35,7 @@ LAST_STEP = 16
 Choice = Callable[[Problem], Config]
 
 
-def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, choose: Choice) -> None:
+def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, choose: Choice, stale: Path) -> None:
     """Writes both files, each whole or not at all.
 
     Args:
@@ -44,6 +44,7 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, c
         source: the winner, rendered.
         result: the run it won.
         choose: the config to take where the winner is not fit; see serve_all_rows.
+        stale: a file about what the two were before. It goes first, if it is there.
 
     Raises:
         ValueError: the result has no winner.
@@ -60,6 +61,7 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, c
         Shape.parse(info.shape), gpu, result.limits.arch, winner.best_us, winner.measured, result.floor_us, errors,
         f"{DISTRIBUTION} {info.version}, {info.date}", tuple(sentences(checks)))
     text = artifact(kernels, said)
+    stale.unlink(missing_ok=True)
     write_text(cu, text.cu)
     write_text(header, text.header)
 

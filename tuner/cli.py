@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from codegen.errors import CodegenError
 from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_gpus, parse_names
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_folder, parse_gpus, parse_names
 from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
 from tuner.errors import InputError, InputTypeError, TunerError
@@ -119,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, metavar="SECONDS",
                         help=f"end the run after about so long (default {TIMEOUT:.0f} on a GPU, without one no limit)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>/<shape>-<dtype>)")
+    parser.add_argument("--out", type=parse_folder, metavar="DIR",
+                        help="where to write (default reports/<device>/<shape>-<dtype>)")
     parser.add_argument("--resume", action="store_true",
                         help="go on with what an earlier run of the problem has left there, however it ended; its trials count")
     parser.add_argument("--storage", metavar="URL",
@@ -148,6 +150,7 @@ def _tune(options: argparse.Namespace, command: str) -> int:
             print("tuner: --gpus is ignored, since no GPU is used; it is for --executor cuda", file=sys.stderr)
         if request.regime != "warm" and not executor.measures:
             print("tuner: --regime is ignored, since times are predicted; it is for --executor cuda", file=sys.stderr)
+            request = replace(request, regime="warm")
         return _run(request, executor, options.out, options.resume, storage)
 
 
@@ -157,20 +160,22 @@ def _open_storage(url: str) -> Storage:
     return open_storage(url)
 
 
-def _others_said(storage: Storage | None, run: TuningRun) -> str:
+def _joined(storage: Storage | None, run: TuningRun) -> tuple[str, ...]:
     if storage is None:
-        return ""
-    from tuner.study.together import others_said
+        return ()
+    from tuner.study.together import join
 
-    return others_said(storage, run.info, run.space)
+    return join(storage, run.info, run.space)
 
 
 def _run(request: Request, executor: Executor | Workers, out: Path | None, resume: bool, storage: Storage | None) -> int:
     run = TuningRun(request, executor, storage=storage)
     console, errors = Console(), Console(stderr=True)
     interrupted = False
-    with Folder(out or _default_folder(executor, request), run.info, run.space if resume else None) as folder:
-        for sentence in filter(None, (folder.said, _others_said(storage, run))):
+    said = _joined(storage, run)  # before anything in the folder is changed
+    where = out or _default_folder(executor, request)
+    with Folder(where, run.info, run.space if resume else None, may_resume=storage is None) as folder:
+        for sentence in filter(None, (folder.said, *said)):
             print(f"tuner: {sentence}", file=sys.stderr)
         run.take_up(folder.taken)
         with ProgressBar(errors) as bar:

@@ -6,6 +6,8 @@ import importlib.util
 import os
 from pathlib import Path
 
+PAGE = "report.html"
+
 LIBRARIES = ("matplotlib", "pygments")
 """What `reports` needs beyond what tuning does."""
 

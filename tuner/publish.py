@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from tuner.candidates import Space
 from tuner.errors import InputError
 from tuner.known import Known, read_best
 from tuner.outcome import TuneResult
-from tuner.pages import write_page
+from tuner.pages import PAGE, write_page
 from tuner.records import Journal, Record, RunInfo, write_text
 from tuner.report import best_json, report_markdown
 from tuner.study.earlier import TakenUp, read_earlier, take_up
@@ -23,6 +24,9 @@ from tuner.wording import time_text
 
 TRIALS, REPORT = "trials.jsonl", "report.md"
 BEST_CU, BEST_H, BEST_JSON = "best.cu", "best.h", "best.json"
+
+_TEMPORARY = re.compile(r"\.(trials|report|best)\.(jsonl|md|html|cu|h|json)\.[a-z0-9_]{8}")
+"""What records.write_bytes calls a file of this folder while it writes it."""
 
 NOISE = 1.02
 """Measured again, the same kernel takes up to so many times as long: the later of such results is as good."""
@@ -51,6 +55,7 @@ class Folder:
         info: what the run is made under.
         resume: the run's space, where it goes on with what an earlier run has left here; None: it begins anew. What an unfinished
             run has left is kept beside then.
+        may_resume: whether a run with the same arguments could be told to go on with what was kept beside.
 
     Attributes:
         taken: what the run need not try.
@@ -61,29 +66,29 @@ class Folder:
             was changed.
     """
 
-    def __init__(self, path: Path, info: RunInfo, resume: Space | None = None) -> None:
+    def __init__(self, path: Path, info: RunInfo, resume: Space | None = None, may_resume: bool = True) -> None:
         self._path = path
         self.taken, self.said = TakenUp(), ""
         try:
             self._lock = _locked(path)
             try:
-                self._begin(info, resume)
+                self._begin(info, resume, may_resume)
             except BaseException:
                 os.close(self._lock)
                 raise
         except OSError as error:
             raise InputError(f"cannot write to {path} ({error.strerror}); choose another folder with --out") from error
 
-    def _begin(self, info: RunInfo, resume: Space | None) -> None:
+    def _begin(self, info: RunInfo, resume: Space | None, may_resume: bool) -> None:
         trials = self._path / TRIALS
         if resume is None:
-            self.said = _kept_beside(trials)
+            self.said = _kept_beside(trials, may_resume)
         elif (earlier := read_earlier(trials)) is None:
             self.said = f"there is no run to resume in {self._path}; a new one begins"
         else:
             self.taken = take_up(earlier, info, resume)
             self.said = self.taken.said
-        self._journal = Journal(trials, info, self.taken.records)
+        self._journal = Journal(trials, info, (*self.taken.records, *self.taken.aside))
 
     def __enter__(self) -> Folder:
         return self
@@ -102,6 +107,11 @@ class Folder:
         trials.jsonl, report.md and report.html are of this run. The best.* of an earlier run stay where this one found nothing as
         good; see why_kept.
 
+        A process that is killed here leaves nothing that contradicts itself: the old best.json goes when the new best.cu and
+        best.h are ready, then these are written, then the new best.json, report.md, and after the old report.html is gone
+        trials.jsonl with the word that the run is finished. Where there is a best.json, best.cu and best.h are hence its own. The
+        new page is built from all of that.
+
         Args:
             result: what the run found.
             interrupted: whether the user ended it.
@@ -113,13 +123,14 @@ class Folder:
         """
         cu, header, best, report = (self._path / name for name in (BEST_CU, BEST_H, BEST_JSON, REPORT))
         kept = why_kept(read_best(best), result)
-        self._journal.settle(result.records, finished=not interrupted and result.lost is None)
-        write_text(report, report_markdown(result, interrupted, kept))
         written = [self._path / TRIALS, report]
         if result.winner is not None and kept is None:
-            write_artifact(cu, header, render(result.problem, result.winner.config), result, choose)
+            write_artifact(cu, header, render(result.problem, result.winner.config), result, choose, best)
             write_text(best, best_json(result))
             written = [cu, header, best, *written]
+        write_text(report, report_markdown(result, interrupted, kept))
+        (self._path / PAGE).unlink(missing_ok=True)
+        self._journal.settle((*result.records, *self.taken.aside), finished=not interrupted and result.lost is None)
         page, no_page = write_page(self._path)
         return Published((*written, *filter(None, [page])), kept, no_page)
 
@@ -139,25 +150,33 @@ def _locked(path: Path) -> int:
         os.close(descriptor)
         raise InputError(f"another run is writing to {path}; wait for its end, or choose another folder with --out") from error
     except OSError:
-        pass  # some network file systems know no locks
+        return descriptor  # some network file systems know no locks
+    for entry in path.iterdir():
+        if _TEMPORARY.fullmatch(entry.name):  # of a run that was killed: whoever would still need it had the lock
+            entry.unlink(missing_ok=True)
     return descriptor
 
 
-def _kept_beside(trials: Path) -> str:
-    """Moves the trials.jsonl of a run that was not finished out of the way, and says so; nothing where there is none."""
+def _kept_beside(trials: Path, may_resume: bool) -> str:
+    """Moves a trials.jsonl that is of a run that was not finished, or cannot be read, out of the way, and says so; nothing where
+    there is none."""
     try:
         earlier = read_earlier(trials)
     except InputError:
-        return ""
+        return f"the first line of {trials} could not be read; the file is kept in {_moved(trials, 'unread')}"
     if earlier is None or earlier.finished or not earlier.records:
         return ""
-    date = earlier.info.date[:19].replace(":", "-")
-    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-    names = (trials.with_name(f"{trials.stem}-{date}{ending}{trials.suffix}") for ending in endings)
-    beside = next(path for path in names if not path.exists())
-    trials.rename(beside)
+    beside = _moved(trials, re.sub(r"[^\w-]", "-", earlier.info.date[:19]))
+    how = f"; to go on with them, rename that to {trials.name} and add --resume" if may_resume else ""
     return (f"the run of {earlier.info.date} in {trials.parent} was not finished, and its {len(earlier.records)} trials are kept "
-            f"in {beside.name}; to go on with them, rename that to {trials.name} and add --resume")
+            f"in {beside}{how}")
+
+
+def _moved(trials: Path, mark: str) -> str:
+    """Renames the file to the first free name with the mark, and returns that."""
+    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    names = (trials.with_name(f"{trials.stem}-{mark}{ending}{trials.suffix}") for ending in endings)
+    return trials.rename(next(path for path in names if not path.exists())).name
 
 
 def why_kept(earlier: Known | None, result: TuneResult) -> str | None:

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
@@ -114,17 +114,24 @@ class Record:
         """Reads `as_json` back.
 
         Raises:
-            KeyError, TypeError, ValueError: the values have another form.
+            CodegenError, AttributeError, KeyError, TypeError, ValueError: the values have another form, or make no sense.
         """
         time, found = values["time"] or {}, values.get("times", {})  # files from before there were two regimes have none
+        time_us, final_us = time.get("us"), time.get("final_us")
+        entries = (*values["errors"].values(), *values["resources"].values(), *found.values())
+        for value in (time_us, final_us, *values["rows"], *(value for entry in entries for value in entry.values())):
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+                raise ValueError(f"{value!r} is no finite number")
+        reason, source = values["reason"], values.get("source", "")
+        if not isinstance(source, str) or not isinstance(reason, str | None):
+            raise TypeError(f"neither {reason!r} nor {source!r} may be anything but a text")
         return cls(
-            parse_config(values["config"]), Status(values["status"]), values["reason"], time.get("us"),
-            time.get("kind") == "measured", time.get("final_us"),
+            parse_config(values["config"]), Status(values["status"]), reason, time_us, time.get("kind") == "measured", final_us,
             {sys.intern(name): GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
              for name, error in values["errors"].items()},
             tuple(values["rows"]),
             {sys.intern(kernel): Resources(**entry) for kernel, entry in values["resources"].items()},
-            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found}, values.get("source", ""))
+            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found}, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +204,20 @@ class RunInfo:
 
         Raises:
             InputError: the values are of another schema version.
+            AttributeError, TypeError: they have another form.
         """
         if values.get("schema") != SCHEMA:
             raise InputError(f"this file has schema version {values.get('schema')}, this program reads {SCHEMA}; tune again")
+        for each in fields(cls):
+            value = values.get(each.name, each.default)
+            if value is not MISSING and not isinstance(value, _KINDS[str(each.type)]):
+                raise TypeError(f"{each.name} is {value!r}")
         return cls(**{name: value for name, value in values.items() if name not in ("schema", FINISHED)})
+
+
+_KINDS = {"str": str, "bool": bool, "int": int, "float": float | int, "float | None": float | int | None, "Regime": str,
+          "Mapping[str, int]": dict}
+"""What JSON makes of the fields of RunInfo."""
 
 
 class Journal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,17 +46,20 @@ class TakenUp:
 
     Attributes:
         records: of candidates that it need not try.
+        aside: other finished trials, whose configs are no candidates of this run: they stay in the file, for a run of which they
+            are.
         said: what became of the others, as a sentence.
         clause: what a report should say of the records, as a clause; empty where there are none.
     """
 
     records: tuple[Record, ...] = ()
+    aside: tuple[Record, ...] = ()
     said: str = ""
     clause: str = ""
 
 
 def read_earlier(path: Path) -> Earlier | None:
-    """What a trials.jsonl says; None where there is no file.
+    """What a trials.jsonl says; None where there is no file, or nothing in it.
 
     Raises:
         InputError: its header cannot be read.
@@ -65,6 +69,8 @@ def read_earlier(path: Path) -> Earlier | None:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
+    if not text:
+        return None
     header, *lines = text.split("\n")
     try:
         values = json.loads(header)
@@ -73,16 +79,21 @@ def read_earlier(path: Path) -> Earlier | None:
         why = f": {error}" if isinstance(error, InputError) else ""
         raise InputError(f"the first line of {path} is not the header of a tuning run{why}; "
                          "move the file away, or choose another folder with --out") from error
-    found = [_record(line) for line in lines if line]
+    found = [_record(line, info) for line in lines if line]
     records = {record.config: record for record in found if record is not None}
     tried = tuple(record for record in records.values() if record.status not in (Status.NOT_RUN, Status.REFUSED))
     not_run = tuple(record for record in records.values() if record.status is Status.NOT_RUN)
     return Earlier(info, tried, found.count(None), finished, not_run)
 
 
-def _record(line: str) -> Record | None:
+def _record(line: str, info: RunInfo) -> Record | None:
+    """What a line says; None where it says nothing, or nothing that a run of that header could."""
     try:
-        return Record.from_json(json.loads(line))
+        record = Record.from_json(json.loads(line))
+        if record.status in (Status.OK, Status.SLOWER) and not 0 < record.best_us < math.inf:
+            return None
+        incomplete = record.status is Status.OK and set(record.errors) != set(info.wants.split(","))
+        return None if incomplete else record
     except (CodegenError, AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return None
 
@@ -90,8 +101,8 @@ def _record(line: str) -> Record | None:
 def take_up(earlier: Earlier, info: RunInfo, space: Space) -> TakenUp:
     """What a run with this header and space may keep.
 
-    A record is kept where its config is still a candidate and its kernel still the one that was tried. What was measured in the
-    finals is not: there will be others.
+    A record counts where its config is still a candidate and its kernel still the one that was tried. Where only the kernel is,
+    as after another choice of variants, it is kept for later. What was measured in the finals is not: there will be others.
 
     Raises:
         InputError: the earlier run answers another question, or ran elsewhere.
@@ -100,27 +111,37 @@ def take_up(earlier: Earlier, info: RunInfo, space: Space) -> TakenUp:
         raise InputError(f"the run that is to be resumed differs in {'; '.join(differences)}: resume it with the arguments and "
                          "on the device it began with, or choose another folder with --out")
     candidates = set(space.valid)
-    there = [record for record in earlier.records if record.config in candidates]
-    kept = [record for record in there if _is_current(record, earlier.info, info, space)]
-    gone, changed = len(earlier.records) - len(there), len(there) - len(kept)
-    said = [f"resumed the run of {earlier.info.date}: {len(kept)} of its {len(earlier.records)} finished trials are kept"]
-    if changed:
-        said.append(f"{changed} will be tried again, since their kernels have changed")
+    current = [record for record in earlier.records if _is_current(record, earlier.info, info, space)]
+    kept = [record for record in current if record.config in candidates]
+    aside = [record for record in current if record.config not in candidates]
+    count = len(earlier.records)
+    again = sum(record.config in candidates for record in earlier.records) - len(kept)
+    gone = count - len(kept) - len(aside) - again
+    said = [f"resumed the run of {earlier.info.date}: "
+            + (f"{len(kept)} of its {count} finished trials are kept" if count else "it has finished no trial")]
+    if again:
+        said.append(f"{again} will be tried again, since their kernels have changed")
     if gone:
-        said.append(f"{gone} are dropped, since the space has changed and they are no longer in it")
-    elif (earlier.info.combinations, earlier.info.valid) != (info.combinations, info.valid):
+        said.append(f"{gone} are dropped, since their kernels have changed and they are no candidates of this run")
+    if aside:
+        said.append(f"{len(aside)} stay in the file but do not count, since they are no candidates of this run")
+    if not aside and not gone and (earlier.info.combinations, earlier.info.valid) != (info.combinations, info.valid):
         said.append(f"the space has changed, from {earlier.info.valid} configs to {info.valid}")
     if earlier.damaged:
         said.append(f"{earlier.damaged} could not be read and will be tried again")
     clause = f"{len(kept)} of the candidates were tried by the run that began at {earlier.info.date}, which this one goes on with"
-    return TakenUp(tuple(replace(record, final_us=None, times={}) for record in kept), "; ".join(said), clause if kept else "")
+    records, others = (tuple(replace(record, final_us=None, times={}) for record in part) for part in (kept, aside))
+    return TakenUp(records, others, "; ".join(said), clause if kept else "")
 
 
 def _is_current(record: Record, before: RunInfo, now: RunInfo, space: Space) -> bool:
     """Whether the config's kernel is the one that was tried."""
     if before.sources and before.sources == now.sources:
         return True
-    return record.source == source_digest(space.problem, record.config)
+    try:
+        return record.source == source_digest(space.problem, record.config)
+    except CodegenError:  # there is no such kernel any more
+        return False
 
 
 def _differences(before: RunInfo, now: RunInfo) -> Iterator[str]:

@@ -14,12 +14,20 @@ from typing import Any
 import optuna
 from optuna.exceptions import DuplicatedStudyError, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
-from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    IntegrityError,
+    OperationalError,
+    PendingRollbackError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 
-from tuner.errors import StorageLost, ToolchainError
+from tuner.errors import InputError, StorageLost, ToolchainError
+from tuner.study.journal import NoJournal, WholeFile
 from tuner.study.urls import JOURNAL, check_url, masked, without_password
 
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
@@ -36,6 +44,9 @@ OPENINGS = 5
 
 _ALIVE = "alive "
 
+_DAMAGED = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What Optuna raises, in no particular way, where a storage holds what it never wrote, or not any more what it did."""
+
 
 def open_storage(url: str) -> Storage:
     """The storage of that URL: postgresql://, mysql://, sqlite:/// or journal:PATH.
@@ -48,15 +59,12 @@ def open_storage(url: str) -> Storage:
     scheme = check_url(url)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if scheme == JOURNAL:
-        with _failures(url):
-            try:
-                return Storage(JournalStorage(JournalFileBackend(url.partition(":")[2])), url)
-            except (ValueError, KeyError) as error:
-                raise StorageLost(f"{masked(url)} is not a journal of Optuna's; name another file with --storage") from error
+        return _open_journal(url)
     options = {"connect_args": {"timeout": SQLITE_WAIT_S} if scheme == "sqlite" else {"connect_timeout": CONNECT_S},
                "pool_pre_ping": scheme != "sqlite"}
     dialect, rest = url.split(":", 1)
     address = f"{DRIVERS.get(dialect, dialect)}:{rest}"
+    _check_address(address, url)
     with _failures(url):
         for opening in range(1, OPENINGS + 1):
             try:
@@ -71,17 +79,45 @@ def open_storage(url: str) -> Storage:
     raise AssertionError("unreachable")
 
 
+def _open_journal(url: str) -> Storage:
+    path = url.partition(":")[2]
+    with _failures(url):
+        try:
+            file = WholeFile(path)
+        except NoJournal as error:
+            raise StorageLost(f"{masked(url)} {error}; name another file with --storage") from error
+        said = (f"the last line of {path} was cut off where a process ended while it wrote, and was removed: what it said is "
+                "lost") if file.cut_bytes else ""
+        return Storage(JournalStorage(file), url, said)
+
+
+def _check_address(address: str, url: str) -> None:
+    """Raises InputError where no server could have the address."""
+    try:
+        parsed = make_url(address)
+        parsed.get_dialect()
+    except ArgumentError as error:
+        raise InputError(f"--storage {masked(url)!r} names no driver that SQLAlchemy knows, or is no URL; leave the driver "
+                         "out, as in postgresql://USER:PASSWORD@HOST/DATABASE") from error
+    except ValueError as error:
+        raise InputError(f"--storage {masked(url)!r} has a port that is no number") from error
+    if parsed.port is not None and not 0 < parsed.port < 1 << 16:
+        raise InputError(f"--storage {masked(url)!r} has the port {parsed.port}; ports are from 1 to 65535")
+
+
 class Storage:
     """An open storage.
 
     Attributes:
         optuna: Optuna's own object.
         url: where it is, with the password.
+        said: what had to be mended when it was opened, as a sentence; empty where nothing had.
     """
 
-    def __init__(self, opened: BaseStorage, url: str) -> None:
+    def __init__(self, opened: BaseStorage, url: str, said: str = "") -> None:
         self.optuna = opened
         self.url = url
+        self.said = said
 
     def names(self) -> list[str]:
         """Of all studies."""
@@ -150,12 +186,16 @@ def _failures(url: str) -> Iterator[None]:
     try:
         yield
     except (StorageInternalError, SQLAlchemyError, OSError) as error:
-        said = without_password(_innermost(error), url)
-        raise StorageLost(f"the storage {masked(url)} cannot be used: {said}") from error
+        raise StorageLost(f"the storage {masked(url)} cannot be used: {without_password(_innermost(error), url)}") from error
+    except _DAMAGED as error:
+        raise StorageLost(f"what is in the storage {masked(url)} is damaged, or was written by another version of Optuna: "
+                          f"{without_password(_innermost(error), url)}") from error
 
 
 def _innermost(error: BaseException) -> str:
     """The first line of what the database or the system said."""
     while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
         error = inner
+    if isinstance(error, PendingRollbackError):  # the error before it, in the same transaction, said why
+        return "the connection was lost"
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -56,17 +56,19 @@ def try_together(storage: Storage, info: RunInfo, space: Space, search: Search, 
         raise shared.lost
 
 
-def others_said(storage: Storage, info: RunInfo, space: Space) -> str:
-    """A sentence, where the storage has studies of the same problem that are not the run's; else nothing.
+def join(storage: Storage, info: RunInfo, space: Space) -> tuple[str, ...]:
+    """Makes the run's study, or sees that it can be written. What is to be said of the storage, as sentences.
 
     Raises:
         StorageLost: the storage cannot be used.
     """
     own = _name(info, space)
+    storage.study(own)
     question = own.rpartition(" ")[0] + " "
     count = sum(name.startswith(question) and name != own for name in storage.names())
-    return (f"the storage has {count} other {'study' if count == 1 else 'studies'} of this problem, of other sources or "
-            "variants, whose trials do not count here") if count else ""
+    others = (f"the storage has {count} other {'study' if count == 1 else 'studies'} of this problem, of other sources or "
+              "variants, whose trials do not count here") if count else ""
+    return tuple(filter(None, (storage.said, others)))
 
 
 def _name(info: RunInfo, space: Space) -> str:
