@@ -216,7 +216,7 @@ class RunInfo:
 
 
 _KINDS = {"str": str, "bool": bool, "int": int, "float": float | int, "float | None": float | int | None, "Regime": str,
-          "Mapping[str, int]": dict}
+          "Mapping[str, int]": dict, "Mapping[str, str]": dict}
 """What JSON makes of the fields of RunInfo."""
 
 
