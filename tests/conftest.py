@@ -19,6 +19,7 @@ import pytest
 
 from codegen.limits import target
 from tests.browser import has_chromium
+from tests.fake_driver import FakeDriver
 from tests.postgres import Postgres, has_postgres
 from tuner.executors import Executor
 from tuner.store import Store
@@ -91,3 +92,21 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture
 def golden_folder() -> Path:
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def seeded_torch() -> None:
+    """The same random tensors in every run."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def torch_driver(monkeypatch: pytest.MonkeyPatch, host_executor: Executor, store: Store) -> FakeDriver:
+    """The driver whose kernels serve PyTorch's CPU tensors during the test."""
+    from tests.torch_on_host import install
+    from tuner.executors.host import HostExecutor
+
+    assert isinstance(host_executor, HostExecutor)
+    return install(monkeypatch, host_executor, store)

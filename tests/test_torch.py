@@ -14,37 +14,23 @@ import torch
 from torch import Tensor
 
 from tests.fake_driver import FakeDriver
-from tests.torch_on_host import LIMITS, STREAM, close, exact, install, leaves
+from tests.torch_on_host import LIMITS, STREAM, close, exact, leaves
 from tuner.errors import LaunchError
-from tuner.executors import Executor
-from tuner.executors.host import HostExecutor
 from tuner.launcher import engine as engines
-from tuner.store import Store
 from tuner.torch import LayerNormLinear, layer_norm_linear
 from tuner.torch import engine as engine_module
 from tuner.torch.function import _Eager
 from tuner.wisdom.recall import choose
 
-pytestmark = pytest.mark.filterwarnings("error:PyTorch's own kernels")
+pytestmark = [pytest.mark.filterwarnings("error:PyTorch's own kernels"), pytest.mark.usefixtures("seeded_torch")]
 
 NEEDS = list(itertools.product((True, False), repeat=5))
 FEW = [needs for needs in NEEDS if sum(needs) in (0, 1, 5) or needs == (True, False, True, True, False)]
 """Each needs a kernel of its own, which has to be compiled."""
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, host_executor: Executor, store: Store) -> FakeDriver:
-    assert isinstance(host_executor, HostExecutor)
-    return install(monkeypatch, host_executor, store)
-
-
 @pytest.fixture(params=["plain", "tuned"])
-def served(request: pytest.FixtureRequest, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> str:
+def served(request: pytest.FixtureRequest, torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whose kernels do the backward pass behind the operation."""
     if request.param == "plain":
         monkeypatch.setattr(engine_module, "backward", lambda *arguments: None)
@@ -76,7 +62,7 @@ def test_t1_the_incoming_gradient_is_used(served: str) -> None:
 
 
 @pytest.mark.parametrize("needs", NEEDS, ids=lambda needs: "".join("01"[need] for need in needs))
-def test_t2_every_mask(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, needs: tuple[bool, ...]) -> None:
+def test_t2_every_mask(torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, needs: tuple[bool, ...]) -> None:
     if needs not in FEW:
         monkeypatch.setattr(engine_module, "backward", lambda *arguments: None)
     arguments = leaves((5,), 8, 6)
@@ -85,10 +71,10 @@ def test_t2_every_mask(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, needs:
         tensor.requires_grad_(need)
     check(arguments, torch.randn(5, 6), LIMITS[torch.float32])
     if not any(needs):
-        assert fake.log == []
+        assert torch_driver.log == []
 
 
-def test_t2_what_is_not_needed_is_not_computed(fake: FakeDriver) -> None:
+def test_t2_what_is_not_needed_is_not_computed(torch_driver: FakeDriver) -> None:
     arguments = leaves((40,), 8, 6)
     for tensor in arguments[:4]:
         assert tensor is not None
@@ -222,41 +208,41 @@ def test_t7_backward_on_threads_of_its_own(served: str) -> None:
         assert all(pool.map(work, range(12)))
 
 
-def test_launches_go_to_the_current_stream(fake: FakeDriver) -> None:
+def test_launches_go_to_the_current_stream(torch_driver: FakeDriver) -> None:
     gradients(leaves(), torch.randn(4, 9, 16))
-    assert fake.log and set(fake.streams) == {STREAM}
+    assert torch_driver.log and set(torch_driver.streams) == {STREAM}
 
 
-def test_saved_statistics_are_handed_to_the_kernel(fake: FakeDriver) -> None:
+def test_saved_statistics_are_handed_to_the_kernel(torch_driver: FakeDriver) -> None:
     from codegen.params import struct
 
     gradients(leaves(), torch.randn(4, 9, 16))
-    for params in fake.params:
+    for params in torch_driver.params:
         *_, mean, rstd = struct.unpack("<12Q", params[:96])
         assert mean != 0 and rstd != 0
 
 
-def test_a_program_is_compiled_once_and_says_so(fake: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_is_compiled_once_and_says_so(torch_driver: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "tuner")
     for rows in (36, 36, 35, 20):
         gradients(leaves((rows,)), torch.randn(rows, 16))
-    assert len(fake._loaded) == 1
+    assert len(torch_driver._loaded) == 1
     assert [record.getMessage().partition(" of")[0] for record in caplog.records] == ["compiling kernel 1"]
 
 
-def test_what_is_chosen_without_wisdom_is_right(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_chosen_without_wisdom_is_right(torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "choose", choose)
     check(leaves(), torch.randn(4, 9, 16), LIMITS[torch.float32])
 
 
-def test_types_no_kernel_knows_are_pytorchs_own(fake: FakeDriver) -> None:
+def test_types_no_kernel_knows_are_pytorchs_own(torch_driver: FakeDriver) -> None:
     arguments = leaves((5,), dtype=torch.float64)
     check(arguments, torch.randn(5, 16, dtype=torch.float64), LIMITS[torch.float64])
-    assert fake.log == []
+    assert torch_driver.log == []
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
-def test_mixes_of_types_no_kernel_knows_are_pytorchs_own(fake: FakeDriver, odd: int) -> None:
+def test_mixes_of_types_no_kernel_knows_are_pytorchs_own(torch_driver: FakeDriver, odd: int) -> None:
     given = [tensor.detach() for tensor in leaves(dtype=torch.bfloat16) if tensor is not None]
     sizes = (0, 24, 16, torch.bfloat16, torch.bfloat16)
     types = [torch.float32 if place == odd else torch.bfloat16 for place in range(3)]  # of the gradient, weight and bias
@@ -264,10 +250,10 @@ def test_mixes_of_types_no_kernel_knows_are_pytorchs_own(fake: FakeDriver, odd: 
     grad, weight, bias = (tensor.to(kind) for tensor, kind in zip((torch.randn(4, 9, 16), *given[1:3]), types, strict=True))
     statistics = torch.randn(4, 9, 1), torch.rand(4, 9, 1) + 0.5
     assert engine_module.backward(grad, given[0], weight, bias, given[3], *statistics, 1e-5, (True,) * 5) is None
-    assert fake.log == []
+    assert torch_driver.log == []
 
 
-def test_where_nothing_compiles_pytorchs_own_kernels_serve(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_compiles_pytorchs_own_kernels_serve(torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     from tuner.errors import ToolchainError
 
     def none(source: Any) -> bytes:
@@ -279,25 +265,25 @@ def test_where_nothing_compiles_pytorchs_own_kernels_serve(fake: FakeDriver, mon
 
 
 @pytest.mark.filterwarnings("default:PyTorch's own kernels")
-def test_where_nothing_loads_pytorchs_own_kernels_serve(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.fail = "cuModuleLoadData"
+def test_where_nothing_loads_pytorchs_own_kernels_serve(torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_driver.fail = "cuModuleLoadData"
     with pytest.warns(UserWarning, match=r"PyTorch's own kernels .*cuModuleLoadData failed"):
         check(leaves(), torch.randn(4, 9, 16), LIMITS[torch.float32])
-    assert fake.log == []
+    assert torch_driver.log == []
     engine_module.forget()
     monkeypatch.setattr(engine_module, "_may_load", lambda: False)
     with pytest.raises(LaunchError, match="while a CUDA graph is captured"):
         gradients(leaves(), torch.randn(4, 9, 16))
 
 
-def test_tf32_is_taken_where_pytorch_may_take_it(fake: FakeDriver) -> None:
+def test_tf32_is_taken_where_pytorch_may_take_it(torch_driver: FakeDriver) -> None:
     sizes = (0, 24, 16, torch.float32, torch.float32, torch.float32, torch.float32, None, (True,) * 5, False)
     problems = [engine_module.problem_of((*sizes, name, 36, 1e-5)) for name in ("highest", "high", "medium")]
     assert [problem.accuracy for problem in problems if problem is not None] == ["fp32", "tf32", "bf16"]
 
 
 
-def test_a_precision_set_for_cuda_alone_is_followed(fake: FakeDriver) -> None:
+def test_a_precision_set_for_cuda_alone_is_followed(torch_driver: FakeDriver) -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         with engine_module.watched() as asked:
@@ -308,7 +294,7 @@ def test_a_precision_set_for_cuda_alone_is_followed(fake: FakeDriver) -> None:
     assert [problem.accuracy for problem in asked] == ["tf32"]
 
 
-def test_deterministic_algorithms_are_asked_for(fake: FakeDriver) -> None:
+def test_deterministic_algorithms_are_asked_for(torch_driver: FakeDriver) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         with engine_module.watched() as asked:

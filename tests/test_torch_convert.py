@@ -14,25 +14,10 @@ import torch.nn.utils.prune
 from torch import Tensor, nn
 
 from tests.fake_driver import FakeDriver
-from tests.torch_on_host import install
-from tuner.executors import Executor
-from tuner.executors.host import HostExecutor
-from tuner.store import Store
 from tuner.torch import LayerNormLinear, convert, unconvert
 from tuner.torch.module import FusedLinear, PassedLayerNorm
 
-pytestmark = pytest.mark.filterwarnings("error:PyTorch's own kernels")
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, host_executor: Executor, store: Store) -> FakeDriver:
-    assert isinstance(host_executor, HostExecutor)
-    return install(monkeypatch, host_executor, store)
+pytestmark = [pytest.mark.filterwarnings("error:PyTorch's own kernels"), pytest.mark.usefixtures("seeded_torch")]
 
 
 class Block(nn.Module):
@@ -291,7 +276,8 @@ def parametrised(model: nn.Sequential) -> None:
 
 @pytest.mark.parametrize("change", [adapted, hooked, hooked_before, other_norm, other_linear, other_forward, pruned,
                                     parametrised, unconvert], ids=lambda change: change.__name__)
-def test_a_converted_pair_that_is_changed_is_two_modules_again(fake: FakeDriver, change: Callable[[nn.Module], None]) -> None:
+def test_a_converted_pair_that_is_changed_is_two_modules_again(
+        torch_driver: FakeDriver, change: Callable[[nn.Module], None]) -> None:
     plain = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 5))
     nn.init.normal_(plain[0].weight)
     model, x = convert(copy.deepcopy(plain)), torch.randn(3, 8)
@@ -306,7 +292,7 @@ def test_a_converted_pair_that_is_changed_is_two_modules_again(fake: FakeDriver,
         found.sum().backward()
 
 
-def test_a_part_that_is_copied_is_what_it_was(fake: FakeDriver) -> None:
+def test_a_part_that_is_copied_is_what_it_was(torch_driver: FakeDriver) -> None:
     model, h = convert(Block()), torch.randn(2, 8)
     with torch.no_grad():
         model.ln_2.weight.fill_(3.0)
@@ -317,7 +303,7 @@ def test_a_part_that_is_copied_is_what_it_was(fake: FakeDriver) -> None:
     assert again.mlp[0]._pair.norm_for(again.mlp[0]) is again.ln_2
 
 
-def test_replicas_of_data_parallel_models_take_their_own_parameters(fake: FakeDriver) -> None:
+def test_replicas_of_data_parallel_models_take_their_own_parameters(torch_driver: FakeDriver) -> None:
     model, h = convert(Block()), torch.randn(2, 8)
     norm, linear = (module._replicate_for_data_parallel() for module in (model.ln_2, model.mlp[0]))
     norm.weight, norm.bias, linear.weight, linear.bias = torch.rand(8), torch.rand(8), torch.rand(16, 8), torch.rand(16)
@@ -331,7 +317,7 @@ def test_scripted_models_are_pytorchs_own() -> None:
     assert torch.equal(torch.jit.script(convert(model))(x), before)
 
 
-def test_a_converted_model_can_be_copied_saved_and_trained(fake: FakeDriver) -> None:
+def test_a_converted_model_can_be_copied_saved_and_trained(torch_driver: FakeDriver) -> None:
     model, x = Block(), torch.randn(4, 3, 8)
     plain = copy.deepcopy(model)
     model = copy.deepcopy(convert(model))
@@ -342,12 +328,12 @@ def test_a_converted_model_can_be_copied_saved_and_trained(fake: FakeDriver) -> 
     assert converted(model) == {"ln_2", "mlp.0"}
     for each in (model, plain):
         each(x).square().mean().backward()
-    assert fake.log
+    assert torch_driver.log
     assert all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-6)
                for a, b in zip(model.parameters(), plain.parameters(), strict=True) if a.grad is not None and b.grad is not None)
 
 
-def test_converted_models_are_compiled_whole(fake: FakeDriver) -> None:
+def test_converted_models_are_compiled_whole(torch_driver: FakeDriver) -> None:
     torch.compiler.reset()
     model, x = convert(Block()), torch.randn(4, 3, 8)
     model(x).square().mean().backward()
@@ -355,12 +341,13 @@ def test_converted_models_are_compiled_whole(fake: FakeDriver) -> None:
     model.zero_grad()
     torch.compile(model, backend="aot_eager", fullgraph=True)(x).square().mean().backward()
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert len(found) == len(right) and fake.log
+    assert len(found) == len(right) and torch_driver.log
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, right, strict=True))
 
 
 @pytest.mark.parametrize("change", [adapted, other_norm, other_linear, unconvert], ids=lambda change: change.__name__)
-def test_a_pair_that_is_changed_is_compiled_anew(fake: FakeDriver, change: Callable[[nn.Module], None]) -> None:
+def test_a_pair_that_is_changed_is_compiled_anew(
+        torch_driver: FakeDriver, change: Callable[[nn.Module], None]) -> None:
     torch.compiler.reset()
     model, x = convert(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 5))), torch.randn(3, 8)
     compiled = torch.compile(model, backend="aot_eager")

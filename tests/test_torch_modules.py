@@ -14,23 +14,11 @@ from torch import Tensor, nn
 
 from tests.fake_driver import FakeDriver
 from tests.torch_on_host import LIMITS, close, exact, install, leaves
-from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
 from tuner.store import Store
 from tuner.torch import LayerNormLinear, layer_norm_linear
 
-pytestmark = pytest.mark.filterwarnings("error:PyTorch's own kernels")
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, host_executor: Executor, store: Store) -> FakeDriver:
-    assert isinstance(host_executor, HostExecutor)
-    return install(monkeypatch, host_executor, store)
+pytestmark = [pytest.mark.filterwarnings("error:PyTorch's own kernels"), pytest.mark.usefixtures("seeded_torch")]
 
 
 # --- the module --------------------------------------------------------------------------------------------------------------
@@ -71,20 +59,20 @@ def test_what_is_no_pair(norm: Any, linear: Any) -> None:
     lambda module: torch.nn.utils.weight_norm(module.linear),
     lambda module: setattr(module, "linear", nn.Identity())], ids=["pruned", "normed", "other"])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_parts_of_a_module_are_called_where_they_do_more(fake: FakeDriver, change: Callable[[Any], None]) -> None:
+def test_parts_of_a_module_are_called_where_they_do_more(torch_driver: FakeDriver, change: Callable[[Any], None]) -> None:
     module, x = LayerNormLinear(8, 5), torch.randn(3, 8)
     change(module)
     for _ in range(2):
         y = module(x)
         assert torch.equal(y, module.linear(module.norm(x)))
         y.sum().backward()
-    assert fake.log == []
+    assert torch_driver.log == []
 
 
 # --- torch.compile -----------------------------------------------------------------------------------------------------------
 
 
-def test_compiled_graphs_keep_the_operation_and_follow_the_rows(fake: FakeDriver) -> None:
+def test_compiled_graphs_keep_the_operation_and_follow_the_rows(torch_driver: FakeDriver) -> None:
     torch.compiler.reset()
     graphs: list[list[str]] = []
 
@@ -106,10 +94,10 @@ def test_compiled_graphs_keep_the_operation_and_follow_the_rows(fake: FakeDriver
         assert close(arguments[0].grad, exact(given, grad)[0], LIMITS[torch.float32])
         compiled.append(len(graphs))
     assert len(set(compiled)) == 1 and all(any("layer_norm_linear" in target for target in graph) for graph in graphs)
-    assert fake.log
+    assert torch_driver.log
 
 
-def test_compiled_autocast(fake: FakeDriver) -> None:
+def test_compiled_autocast(torch_driver: FakeDriver) -> None:
     torch.compiler.reset()
 
     @torch.compile(backend="aot_eager", fullgraph=True)

@@ -11,26 +11,12 @@ from torch import Tensor
 
 import tuner
 from tests.fake_driver import FakeDriver
-from tests.torch_on_host import LIMITS, STREAM, close, exact, install, leaves
-from tuner.executors import Executor
-from tuner.executors.host import HostExecutor
+from tests.torch_on_host import LIMITS, STREAM, close, exact, leaves
 from tuner.launcher import arrays
 from tuner.launcher import engine as engines
-from tuner.store import Store
 from tuner.torch import layer_norm_linear
 
-pytestmark = pytest.mark.filterwarnings("error:PyTorch's own kernels")
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, host_executor: Executor, store: Store) -> FakeDriver:
-    assert isinstance(host_executor, HostExecutor)
-    return install(monkeypatch, host_executor, store)
+pytestmark = [pytest.mark.filterwarnings("error:PyTorch's own kernels"), pytest.mark.usefixtures("seeded_torch")]
 
 
 class Wrapper(Tensor):
@@ -52,25 +38,25 @@ class Wrapper(Tensor):
         return function(*torch.utils._pytree.tree_map(bare, given), **torch.utils._pytree.tree_map(bare, named or {}))
 
 
-def test_a_subclass_as_gradient_is_left_to_pytorch(fake: FakeDriver) -> None:
+def test_a_subclass_as_gradient_is_left_to_pytorch(torch_driver: FakeDriver) -> None:
     arguments, grad = leaves(), torch.randn(4, 9, 16)
     found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, Wrapper(grad))
     assert all(close(got, value, LIMITS[torch.float32]) for got, value in zip(found, exact(arguments, grad), strict=True))
-    assert fake.log == []
+    assert torch_driver.log == []
 
 
 @pytest.mark.parametrize("which", [1, 2, 4])
-def test_a_subclass_as_parameter_is_left_to_pytorch(fake: FakeDriver, which: int) -> None:
+def test_a_subclass_as_parameter_is_left_to_pytorch(torch_driver: FakeDriver, which: int) -> None:
     arguments, grad = leaves(), torch.randn(4, 9, 16)
     right = exact(arguments, grad)
     tensor = arguments[which]
     assert tensor is not None
     arguments[which] = Wrapper(tensor)
     layer_norm_linear(*arguments).backward(grad)
-    assert fake.log == [] and arguments[0] is not None and close(arguments[0].grad, right[0], LIMITS[torch.float32])
+    assert torch_driver.log == [] and arguments[0] is not None and close(arguments[0].grad, right[0], LIMITS[torch.float32])
 
 
-def test_transforms_of_torch_func_take_pytorchs_own_path(fake: FakeDriver) -> None:
+def test_transforms_of_torch_func_take_pytorchs_own_path(torch_driver: FakeDriver) -> None:
     given = [tensor.detach() for tensor in leaves() if tensor is not None]
 
     def loss(x: Tensor) -> Tensor:
@@ -78,8 +64,8 @@ def test_transforms_of_torch_func_take_pytorchs_own_path(fake: FakeDriver) -> No
 
     x = given[0].clone().requires_grad_()
     loss(x).backward()
-    assert x.grad is not None and fake.log
-    enqueued = len(fake.log)
+    assert x.grad is not None and torch_driver.log
+    enqueued = len(torch_driver.log)
     assert torch.allclose(torch.func.grad(loss)(given[0]), x.grad, rtol=1e-4, atol=1e-5)
     each = torch.func.vmap(torch.func.grad(loss))(given[0])
     assert torch.allclose(each, x.grad, rtol=1e-4, atol=1e-5)
@@ -89,20 +75,20 @@ def test_transforms_of_torch_func_take_pytorchs_own_path(fake: FakeDriver) -> No
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(given[0], tangent)
         assert torch.allclose(torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent, slope, rtol=1e-4)
-    assert len(fake.log) == enqueued
+    assert len(torch_driver.log) == enqueued
 
 
-def test_batches_of_incoming_gradients_are_left_to_pytorch(fake: FakeDriver) -> None:
+def test_batches_of_incoming_gradients_are_left_to_pytorch(torch_driver: FakeDriver) -> None:
     arguments, grads = leaves(), torch.randn(3, 4, 9, 16)
     found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, grads, is_grads_batched=True)
     for index, grad in enumerate(grads):
         right = exact(arguments, grad)
         assert all(close(got[index], value, LIMITS[torch.float32]) for got, value in zip(found, right, strict=True))
-    assert fake.log == []
+    assert torch_driver.log == []
 
 
 @pytest.fixture
-def current(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def current(torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """CPU tensors go through tuner.backward as those on a GPU do; their current stream is the last of these."""
     streams = [STREAM]
 
@@ -117,10 +103,10 @@ def current(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_tensors_go_through_tuner_backward(fake: FakeDriver, current: list[int], dtype: torch.dtype) -> None:
+def test_tensors_go_through_tuner_backward(torch_driver: FakeDriver, current: list[int], dtype: torch.dtype) -> None:
     arguments, dy = leaves(dtype=dtype), torch.randn(4, 9, 16).to(dtype)
     results: Any = tuner.backward(dy, *arguments[:4])  # type: ignore[arg-type]
-    assert results.dx.shape == (4, 9, 24) and set(fake.streams) == {STREAM}
+    assert results.dx.shape == (4, 9, 24) and set(torch_driver.streams) == {STREAM}
     found = [results.dx, results.dgamma, results.dbeta, results.dw, results.db]
     assert all(close(got, value, LIMITS[dtype]) for got, value in zip(found, exact(arguments, dy), strict=True))
     expanded = torch.ones(()).to(dtype).expand(4, 9, 16)
@@ -130,13 +116,14 @@ def test_tensors_go_through_tuner_backward(fake: FakeDriver, current: list[int],
 
 @pytest.mark.parametrize(("now", "said"), [
     (STREAM, []), (3, ["record 3", f"wait {STREAM}"]), (0, ["record 1", f"wait {STREAM}"])])
-def test_a_stream_waits_for_pytorchs_current_one_once(fake: FakeDriver, current: list[int], now: int, said: list[str]) -> None:
+def test_a_stream_waits_for_pytorchs_current_one_once(
+        torch_driver: FakeDriver, current: list[int], now: int, said: list[str]) -> None:
     current.append(now)
     tuner.backward(torch.randn(4, 9, 16), *leaves()[:4], stream=STREAM)  # type: ignore[arg-type]
-    assert [entry for entry in fake.log if entry.startswith(("record", "wait"))] == said
+    assert [entry for entry in torch_driver.log if entry.startswith(("record", "wait"))] == said
 
 
-def test_tensors_without_memory_are_refused(fake: FakeDriver, current: list[int]) -> None:
+def test_tensors_without_memory_are_refused(torch_driver: FakeDriver, current: list[int]) -> None:
     x, *others = leaves()[:4]
     assert x is not None
     for odd in (Wrapper(x), x.detach().to_sparse()):
@@ -144,7 +131,7 @@ def test_tensors_without_memory_are_refused(fake: FakeDriver, current: list[int]
             tuner.backward(torch.randn(4, 9, 16), odd, *others)  # type: ignore[arg-type]
 
 
-def test_autograd_sees_that_results_are_written(fake: FakeDriver, current: list[int]) -> None:
+def test_autograd_sees_that_results_are_written(torch_driver: FakeDriver, current: list[int]) -> None:
     dw, factor = torch.zeros(16, 24), torch.ones(16, 24, requires_grad=True)
     product = factor * dw
     tuner.backward(torch.randn(4, 9, 16), *leaves()[:4], out={"dw": dw})  # type: ignore[arg-type]
