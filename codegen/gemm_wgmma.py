@@ -47,7 +47,10 @@ def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
     """Of a block: room to align, the stages with their scales, what the epilogue of G needs, and barriers."""
     cells = 2 * tiles.planes * tiles.block_n * tiles.block_k
     size, (long, short) = ITEMSIZE[problem.dtype], sorted((tiles.block_m, tiles.block_k), reverse=True)
-    cells += round_up(long * (short * size + _PAD), _ALIGNMENT) if tiles.raw_dy else 2 * tiles.planes * tiles.block_m * tiles.block_k
+    if tiles.raw_dy:
+        cells += round_up(long * (short * size + _PAD), _ALIGNMENT)
+    else:
+        cells += 2 * tiles.planes * tiles.block_m * tiles.block_k
     scales = 4 * ((0 if tiles.raw_dy else tiles.block_m) + tiles.block_n) * (tiles.stages + 1) if tiles.scaled else 0
     epilogue = 4 * (tiles.block_m + 2 * tiles.warps_m * tiles.block_n) if gemm_mma.needs(problem)[1] else 0
     return _ALIGNMENT + tiles.stages * (cells + 16) + scales + epilogue + _BARRIERS
@@ -84,7 +87,7 @@ def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | 
     if params["depth"] != 64 or number(params, "promote") not in (0, 64):
         return "split=fragments scales and promotes each stage; take depth=64 and promote=64"
     if problem.out * ITEMSIZE[problem.dtype] % _PAD:
-        return f"split=fragments copies rows of dy in pieces of {_PAD} bytes, which {problem.out} values are not; take split=first"
+        return f"split=fragments copies rows of dy in pieces of {_PAD} bytes, not {problem.out} values; take split=first"
     return None
 
 
@@ -107,8 +110,8 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _registers(tiles: Tiles) -> int:
-    """Estimate for a thread that multiplies: its sums, twice where they are promoted, two sets of fragments where it makes them, and
-    24; or, where it finishes dx, its sums, the values of xhat beside those of a row, and 48. From compiled kernels."""
+    """Estimate for a thread that multiplies: its sums, twice where they are promoted, two sets of fragments where it makes them,
+    and 24; or, where it finishes dx, its sums, the values of xhat beside those of a row, and 48. From compiled kernels."""
     sums = tiles.block_m * tiles.block_n // tiles.threads
     multiplying = sums * (2 if tiles.promote else 1) + 24
     if tiles.raw_dy:

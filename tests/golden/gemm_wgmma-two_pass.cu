@@ -744,8 +744,8 @@ __device__ __forceinline__ void init_barriers(const Shared& shared) {
   fence_barriers();
 }
 
-// Every lane of the warp has done its part. For what tensor cores alone read: a thread that reads arrives itself, as tools that look
-// for races know no other order.
+// Every lane of the warp has done its part. For what tensor cores alone read: a thread that reads arrives itself, as tools that
+// look for races know no other order.
 __device__ __forceinline__ void arrive_as_warp(barrier_t* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(barrier);
@@ -834,7 +834,8 @@ __device__ __forceinline__ void promote(float (&sums)[TILES_N][4], const float (
   }
 }
 
-// The products of STEPS times K_STEP in depth, those of small parts first: calls `use(plane of a, plane of b, k, whether it is the first)`.
+// The products of STEPS times K_STEP in depth, those of small parts first: calls `use` with the planes of a and of b, the number of
+// K_STEPs, and whether it is the first.
 template <int STEPS, class Use>
 __device__ __forceinline__ void for_each_product(const Use& use) {
 #pragma unroll
