@@ -65,7 +65,7 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
     give_up_registers<40>();
     arrive_expecting(barrier, 64);
     arrive(barrier);
-    copy_bulk(dynamic_shared() + 4, p.x, 64, barrier);
+    if (is_elected()) copy_bulk(dynamic_shared() + 4, p.x, 64, barrier);
     arrive_threads(1, 256);
   } else {
     take_registers<232>();

@@ -99,6 +99,8 @@ inline void copy_bulk(void* to, const void* from, int bytes, unsigned long long*
   ::cuda_on_host::start_bulk_copy(to, from, static_cast<unsigned>(bytes), reinterpret_cast<uint64_t*>(barrier), line);
 }
 
+inline bool is_elected(int line = __builtin_LINE()) { return ::cuda_on_host::is_elected(line); }
+
 // Some of a block's warps.
 inline void sync_threads(int barrier, int threads, int line = __builtin_LINE()) {
   ::cuda_on_host::sync_threads(barrier, static_cast<unsigned>(threads), line);
