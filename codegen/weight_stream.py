@@ -60,8 +60,6 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
         return "a block takes fewer rows of w than it would load at once"
     if (needed := number(params, "rows") + number(params, "unroll")) * vector > 80:
         return f"holds {needed} vectors of {vector} values a thread; take fewer rows or a smaller unroll"
-    if params["writes"] == "streamed" and (vector == 1 and problem.param_dtype != "float32" or "dw" not in problem.wants):
-        return "has no stores of dw of four bytes or more to stream; writes=kept does the same"
     return reduction.too_much_workspace(problem, _plan(problem, params))
 
 
@@ -89,8 +87,7 @@ VARIANT = Variant(
     name="weight_stream",
     summary="weight_stream: blocks own pieces of w instead of rows: for few rows, where w and dw are all there is to move.",
     choices={"threads": (64, 128, 256, 512), "vector": (1, 2, 4), "rows": (1, 2, 4, 8), "outs": (4, 8, 16, 32, 64, 128),
-             "unroll": (1, 2, 4, 8, 16), "statistics": ("block", "launch"), "writes": ("kept", "streamed"), "reduction": ("two_pass",)},
-    defaults={"threads": 256, "vector": 1, "rows": 4, "outs": 32, "unroll": 4, "statistics": "block", "writes": "kept",
-              "reduction": "two_pass"},
+             "unroll": (1, 2, 4, 8, 16), "statistics": ("block", "launch"), "reduction": ("two_pass",)},
+    defaults={"threads": 256, "vector": 1, "rows": 4, "outs": 32, "unroll": 4, "statistics": "block", "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
 )

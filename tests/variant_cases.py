@@ -44,7 +44,6 @@ SMALL: dict[str, dict[str, Value]] = {
 }
 
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
-    "weight_stream": [{"writes": "streamed", "vector": 4}],
     "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}],
     "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}]}
 """Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""

@@ -139,8 +139,6 @@ inline T atomicAdd(T* address, typename ::cuda_on_host::Exactly<T>::type value) 
 
 template <class T>
 inline T __ldg(const T* address) { return *address; }
-template <class T>
-inline void __stcs(T* address, T value) { *address = value; }
 
 // Arithmetic. The C library's functions are declared, not included: its C++ headers would double the time to compile.
 extern "C" {
