@@ -738,8 +738,8 @@ __device__ __forceinline__ void init_barriers(const Shared& shared) {
   fence_barriers();
 }
 
-// Every lane of the warp has done its part. For what copies in bulk alone write: where threads write, every reader arrives itself, as
-// tools that look for races know of no other order.
+// Every lane of the warp has done its part. For what bulk copies write alone: where threads write, each reader arrives itself, as
+// tools that look for races know no other order.
 __device__ __forceinline__ void arrive_as_warp(barrier_t* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(barrier);
