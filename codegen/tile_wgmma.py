@@ -146,6 +146,8 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
     sizes = _Sizes.of(problem, params)
     named = {"THREADS": sizes.threads, "TILE_ROWS": _ROWS, "STAGES": sizes.stages,
              "H_PADDED": sizes.h_padded, "O_PADDED": sizes.o_padded}
+    if ahead := number(params, "prefetch"):
+        named |= {"PREFETCH": ahead}
     looking, multiplying = _REGISTERS[sizes.groups]
     if looking:
         named |= {"PRODUCER_REGISTERS": looking, "CONSUMER_REGISTERS": multiplying}
@@ -157,9 +159,9 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="tile_wgmma",
     summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles and looks at them first.",
-    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 6),
+    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 6), "prefetch": (1, 0, 2),
              "reduction": ("atomic", "two_pass", "single_block")},
-    defaults={"arithmetic": "fp16x3", "teams": 1, "stages": 2, "reduction": "two_pass"},
+    defaults={"arithmetic": "fp16x3", "teams": 1, "stages": 2, "prefetch": 1, "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_gpu), Clash(("arithmetic",), tile_mma.wrong_arithmetic),
              Clash(("arithmetic",), _too_wide), Clash(("arithmetic", "teams", "stages"), _too_large)),
