@@ -93,6 +93,7 @@ void arrive_threads(int barrier, unsigned threads, int line);
 struct GroupProduct {
   float* d;  // columns / 2
   unsigned columns;
+  const unsigned* a_registers;  // 4, or null: a is in shared memory
   uint64_t a, b;     // descriptors
   bool accumulate;   // or begins at zero
   bool bf16;         // or float16

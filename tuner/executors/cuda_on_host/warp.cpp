@@ -153,7 +153,7 @@ void Machine::complete_matrices(unsigned first) {
   switch (call.call) {
     case Call::fence_products: return products_[first / kWarp].fence();
     case Call::commit_products: return products_[first / kWarp].commit();
-    case Call::wait_for_products: return products_[first / kWarp].end_groups(static_cast<unsigned>(call.operand));
+    case Call::wait_for_products: return end_products(first / kWarp, static_cast<unsigned>(call.operand));
     case Call::mma_f16: return multiply_f16(Brought<Fragments>(threads).lanes);
     case Call::mma_bf16: return multiply_bf16(Brought<Fragments>(threads).lanes);
     case Call::mma_tf32: return multiply_tf32(Brought<Fragments>(threads).lanes);
