@@ -133,8 +133,8 @@ def _finish(setting: Setting) -> Work:
     sums = 0.0
     if "DW_SUM_BLOCKS" in constants:
         sums = float(problem.hidden * problem.out) * (4 * setting.splits + setting.param_size)
-    # In the products of G, but not in those of warpgroups.
-    sums_dy = _wants_g(setting) and "groups" not in setting.params and (setting.data_size == 2 or _in_fragments(setting))
+    # In the products of G; but in those of warpgroups only where they read dy as it is.
+    sums_dy = _wants_g(setting) and (_in_fragments(setting) or (setting.data_size == 2 and "groups" not in setting.params))
     db_parts = setting.splits if sums_dy else math.ceil(problem.rows / constants["PART"])
     chain = 2 * L2 + 2 * (5 * SHUFFLE + 2 * BARRIER) + values * 3 * FMA
     return Work(
