@@ -23,8 +23,8 @@ def _tile_wgmma(setting: Setting) -> Work:
     tiles = math.ceil(math.ceil(problem.rows / rows) / max(1, setting.blocks))
     dx, gradients = "dx" in wants, bool(wants & {"dw", "dgamma"})
 
-    # Warp instructions of one tile: of a team, each of whose warpgroups splits all of dy for dn and its part of it for G; and of the
-    # warpgroup that looks at it.
+    # Warp instructions of one tile: of a team, each of whose warpgroups splits all of dy for dn and its part of it for G; and of
+    # the warpgroup that looks at it.
     split = 0.0 if native else (4.2 if planes > 1 else 2.0)
     x, dy, of_g = rows * 64 / 128, rows * out / 128, rows * out / 128 / (2 if slices == 2 and out == 128 else 1)
     dn = dy * split + x * 16.0 if dx else 0.0
