@@ -80,10 +80,11 @@ class _Sizes:
 
     @property
     def registers(self) -> int:
-        """Estimate for a thread that multiplies: G, and a second set of sums, or dn, its small parts and xhat, and 48."""
+        """Estimate for a thread that multiplies: G, and a second set of sums, or dn, its small parts and xhat, and 40. From
+        compiled kernels."""
         g = self.o_padded // 2
-        dn = 32 * (3 if self.planes > 1 else 2)
-        return g + max(g if self.scaled else 0, dn) + 48
+        dn = 32 * (3 if self.planes > 1 and self.o_padded > 64 else 2)
+        return g + max(g if self.scaled else 0, dn) + 40
 
 
 def _of_tile_mma(params: Params) -> Params:
@@ -126,7 +127,8 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     if reason := reduction.mismatched(problem, tile_mma.split_params(_of_tile_mma(params))):
         return reason
-    return reduction.too_much_workspace(problem, Plan((), reduction.partial(problem, params, _blocks(problem, params))), limits.sms)
+    shares = reduction.partial(problem, params, _blocks(problem, params))
+    return reduction.too_much_workspace(problem, Plan((), shares), limits.sms)
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
@@ -159,8 +161,8 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="tile_wgmma",
     summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles and looks at them first.",
-    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 5, 6), "prefetch": (1, 0, 2),
-             "reduction": ("atomic", "two_pass", "single_block")},
+    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 5, 6),
+             "prefetch": (1, 0, 2), "reduction": ("atomic", "two_pass", "single_block")},
     defaults={"arithmetic": "fp16x3", "teams": 1, "stages": 2, "prefetch": 1, "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_gpu), Clash(("arithmetic",), tile_mma.wrong_arithmetic),

@@ -23,8 +23,8 @@ def _tile_wgmma(setting: Setting) -> Work:
     tiles = math.ceil(math.ceil(problem.rows / rows) / max(1, setting.blocks))
     dx, gradients = "dx" in wants, bool(wants & {"dw", "dgamma"})
 
-    # Warp instructions of one tile: of a team, each of whose warpgroups splits all of dy for dn and its part of it for G; and of the
-    # warpgroup that looks at it.
+    # Warp instructions of one tile: of a team, each of whose warpgroups splits all of dy for dn and its part of it for G; and of
+    # the warpgroup that looks at it.
     split = 0.0 if native else (4.2 if planes > 1 else 2.0)
     x, dy, of_g = rows * 64 / 128, rows * out / 128, rows * out / 128 / (2 if slices == 2 and out == 128 else 1)
     dn = dy * split + x * 16.0 if dx else 0.0
@@ -40,8 +40,8 @@ def _tile_wgmma(setting: Setting) -> Work:
     tile_chain = max((alone + waits) / teams, look)
 
     values = rows * (hidden + out)
-    reads = made_of * rows / 64 * hidden * out * 2 * (int(dx) + int(gradients)) / 128
-    tile_wavefronts = 3.0 * values * size / 128 + (slices + 1) * rows * out * size / 128 + rows * hidden * 2 * planes / 128 + reads
+    products_read = made_of * rows / 64 * hidden * out * 2 * (int(dx) + int(gradients))
+    tile_wavefronts = (3.0 * values * size + (slices + 1) * rows * out * size + rows * hidden * 2 * planes + products_read) / 128
     beginning = 3 * L2 + pipelined(out * hidden / (4 * setting.threads), L2, 30.0, 16) + 2 * BARRIER
     ending = 3 * L2 + out * 2.0 + (3 + teams) * BARRIER + 6 * SHUFFLE
     atomics, meetings = emission(setting)
