@@ -12,10 +12,13 @@ counts, and the folders of tuning runs.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from codegen.dtypes import CLASS_ERRORS
+from codegen.variants import VARIANTS
 from reports.pictures import kind_of, over_rows, ratios
 from reports.run import BEST_CU
 from reports.words import plain
@@ -30,7 +33,7 @@ ROWS = "rows"
 
 RATIOS_SVG, ROWS_SVG = "ratios.svg", "rows.svg"
 
-ROWS_COMMAND = ("python -m tuner bench --tune --tune-seconds 10 --samples 12 --shapes "
+ROWS_COMMAND = ("python -m tuner bench --tune --tune-seconds 10 --samples 12 --dtypes float32,bfloat16 --shapes "
                 + ",".join(f"1x{4 ** power}x768x2304" for power in range(9)))
 """What measures the benchmark over row counts, but for where to write it."""
 
@@ -101,7 +104,8 @@ def _headline(root: Path, folder: str, which: str) -> str:
         if found:
             faster = sum(ratio > 1 for ratio in found)
             clauses.append(f"in {kind} on {faster} of {len(found)} shapes ({found[0]:.2f} to {found[-1]:.2f} times as fast)")
-    sentence = f"On one {results.parts[0].device} the kernels found here are faster than PyTorch's best {', and '.join(clauses)}."
+    sentence = (f"On one {results.parts[0].device} the kernels are faster than both PyTorch's autograd and torch.compile "
+                f"{', and '.join(clauses)}.")
     return f"![{sentence}]({folder}/{RATIOS_SVG})\n\n{sentence}"
 
 
@@ -146,7 +150,8 @@ def _honest(root: Path, folder: str, which: str) -> str:
              f"* Its two matrix products alone, which compute less, take less time at {_listed(behind)}." if behind else
              "* Its two matrix products alone, which compute less, take longer at every one of these shapes."]
     if exact:
-        lines.append(f"* In class fp32 no gradient's error is above {max(exact):.1e}; it may be 2e-06.")
+        worst = math.ceil(1e8 * max(exact)) / 1e8
+        lines.append(f"* In class fp32 no gradient's error is above {worst:.1e}; it may be {CLASS_ERRORS['fp32']:g}.")
     lines.append(f"* The largest error of the five gradients is at most autograd's in {better} of {len(compared)} rows.")
     return "\n".join(lines)
 
@@ -173,6 +178,13 @@ def _banner(root: Path, folder: str, which: str) -> str:
     return "\n".join(["```cpp", *lines[:last + 1], "```"])
 
 
+def _variants(root: Path, folder: str, which: str) -> str:
+    """The variants that there are, as they describe themselves."""
+    lines = ["| variant | what it does, and what it changes over the simpler ones |", "|---|---|"]
+    summaries = {name: variant.summary.removeprefix(f"{name}: ") for name, variant in VARIANTS.items()}
+    return "\n".join([*lines, *(f"| `{name}` | {summary} |" for name, summary in summaries.items())])
+
+
 def _products_faster(row: Row) -> bool:
     gemms = row.peers.get("gemms")
     return gemms is not None and gemms.warm is not None and row.ours.warm is not None and (
@@ -192,5 +204,6 @@ def _error(entry: Entry | None) -> str:
 
 
 PARTS: dict[str, Callable[[Path, str, str], str]] = {
-    "headline": _headline, "setting": _setting, "tables": _tables, "honest": _honest, "rows": _over_rows, "banner": _banner}
+    "headline": _headline, "setting": _setting, "tables": _tables, "honest": _honest, "rows": _over_rows, "banner": _banner,
+    "variants": _variants}
 """Writes a part, of the folder of results, what links call it, and the word behind the part's name."""
