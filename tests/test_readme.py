@@ -1,4 +1,4 @@
-"""README says what the published results measured, links what is there, and its commands and programs work as they stand there."""
+"""README says what the published results measured, links what is there, and its commands and programs work as they stand."""
 
 from __future__ import annotations
 
