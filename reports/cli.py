@@ -86,13 +86,22 @@ def _pictures(given: Sequence[str]) -> int:
     options = parser.parse_args(given)
     from reports.readme import rewritten, write_pictures
 
+    text = None
+    if options.into is not None:  # whatever is wrong with it is said before anything is written
+        text = rewritten(_text(options.into), options.root, _link(options.root, options.into))
     written = write_pictures(options.root)
-    if options.into is not None:
-        text = options.into.read_text(encoding="utf-8")
-        write_text(options.into, rewritten(text, options.root, _link(options.root, options.into)))
+    if text is not None:
+        write_text(options.into, text)
         written.append(options.into)
     print("written: " + ", ".join(str(path) for path in written))
     return OK
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); name a text with --into") from error
 
 
 def _link(root: Path, text: Path) -> str:

@@ -51,7 +51,7 @@ def write_pictures(root: Path) -> list[Path]:
     """
     written = [root / RATIOS_SVG]
     write_text(written[0], ratios(_results(root).rows))
-    over = read_results(root / ROWS / BENCH_JSON)
+    over = _read(root / ROWS / BENCH_JSON)
     if over is not None:
         written.append(root / ROWS_SVG)
         write_text(written[1], over_rows(over.rows))
@@ -80,10 +80,18 @@ def rewritten(text: str, root: Path, folder: str) -> str:
 
 
 def _results(root: Path) -> Results:
-    found = read_results(root / BENCH_JSON)
+    found = _read(root / BENCH_JSON)
     if found is None or not found.rows:
         raise InputError(f"there is no {BENCH_JSON} in {root}; name a folder of results with --root")
     return found
+
+
+def _read(path: Path) -> Results | None:
+    """A benchmark; None where there is none."""
+    try:
+        return read_results(path)
+    except InputError as error:
+        raise InputError(f"{path} is no benchmark of this program; put it right, or measure it again") from error
 
 
 def _of_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -159,7 +167,7 @@ def _honest(root: Path, folder: str, which: str) -> str:
 def _over_rows(root: Path, folder: str, which: str) -> str:
     """The picture over row counts, or how to measure it."""
     command = f"{ROWS_COMMAND} --out {folder}/{ROWS}"
-    results = read_results(root / ROWS / BENCH_JSON)
+    results = _read(root / ROWS / BENCH_JSON)
     if results is None:
         return f"Not measured yet; this does it:\n\n    {command}"
     return (f"![Microseconds a call over the number of rows, beside PyTorch]({folder}/{ROWS_SVG})\n\n"
