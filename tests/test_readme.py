@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from codegen.problem import Problem, Shape
 from reports.readme import BEGIN, END, PARTS, RATIOS_SVG, ROWS, ROWS_SVG, rewritten, write_pictures
 from tests.artifact_cases import SINGLE_BLOCK, one
 from tests.host_artifact import CUDART, FLAGS
+from tests.test_artifact_on_gpu import Gpu
 from tuner.bench import cli as bench
 from tuner.bench.shapes import parse_shapes
 from tuner.errors import InputError
 from tuner.executors.host_toolchain import build_runtime, find_compiler
 from tuner.store import Store
+from tuner.toolchain import find_nvcc
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "reports/h200"
@@ -86,22 +89,53 @@ def test_the_command_that_measures_row_counts_is_one() -> None:
     assert [named.shape.rows for named in parse_shapes(options.shapes)] == [4**power for power in range(9)]
 
 
-def test_the_program_with_two_kernels_builds_and_runs(store: Store, tmp_path: Path) -> None:
+@pytest.fixture
+def two_kernels(tmp_path: Path) -> Path:
+    """The program with two kernels, and what it includes."""
     (program,) = re.findall(r"```cpp\n(#include.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    compiler = find_compiler()
-    runtime = build_runtime(compiler, store)
-    (tmp_path / "cuda_runtime.h").write_text(CUDART.read_text(encoding="utf-8"))
     (tmp_path / "main.cu").write_text(program)
-    flags = (*FLAGS, "-I", str(runtime.folder))
     for name, sizes in (("qkv", "1,9,8,16"), ("mlp", "1,9,16,8")):
         made = one(SINGLE_BLOCK, Problem.of(Shape.parse(sizes)))
         (folder := tmp_path / name).mkdir()
         (folder / "best.cu").write_text(made.cu)
         (folder / "best.h").write_text(made.header)
-        compiler.run([*flags, f"-DLNL_NAME={name}", "-c", f"{name}/best.cu", "-o", f"{name}.o"], tmp_path, name)
+    return tmp_path
+
+
+def build(folder: Path, arch: str) -> Path:
+    """Builds the program by the commands that stand below it, for that architecture."""
+    commands = re.findall(r"^    nvcc (.*)$", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        words = command.replace("sm_90a", arch).replace("compute_90a", arch.replace("sm_", "compute_")).split()
+        done = subprocess.run([str(find_nvcc(arch).path), *words], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "main"
+
+
+def test_nvcc_builds_the_program_with_two_kernels_by_the_commands_below_it(two_kernels: Path) -> None:
+    assert build(two_kernels, "sm_90a").exists()
+
+
+@pytest.mark.cuda
+def test_the_program_with_two_kernels_runs_on_a_gpu(two_kernels: Path) -> None:
+    with closing(Gpu()) as gpu:
+        program = build(two_kernels, gpu.arch)
+        done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_the_program_with_two_kernels_runs(store: Store, two_kernels: Path) -> None:
+    """On the CPU, with the host's part of the CUDA runtime."""
+    compiler = find_compiler()
+    runtime = build_runtime(compiler, store)
+    (two_kernels / "cuda_runtime.h").write_text(CUDART.read_text(encoding="utf-8"))
+    flags = (*FLAGS, "-I", str(runtime.folder))
+    for name in ("qkv", "mlp"):
+        compiler.run([*flags, f"-DLNL_NAME={name}", "-c", f"{name}/best.cu", "-o", f"{name}.o"], two_kernels, name)
     functions_for_tests = "-Wl,--allow-multiple-definition"  # of the host's cuda_runtime.h, in each of the three
     compiler.run([*flags, functions_for_tests, "main.cu", "-x", "none", "qkv.o", "mlp.o", str(runtime.library), "-o", "main"],
-                 tmp_path, "main")
-    done = subprocess.run([str(tmp_path / "main")], env={**os.environ, "LD_PRELOAD": str(runtime.library)}, capture_output=True,
-                          text=True, timeout=60)
+                 two_kernels, "main")
+    environment = {**os.environ, "LD_PRELOAD": str(runtime.library)}
+    done = subprocess.run([str(two_kernels / "main")], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
