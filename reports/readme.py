@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from codegen.dtypes import CLASS_ERRORS
-from codegen.variants import VARIANTS
+from codegen.variants import UNTRIED, VARIANTS
 from reports.pictures import kind_of, over_rows, ratios
 from reports.run import BEST_CU
 from reports.words import plain
@@ -189,8 +189,10 @@ def _banner(root: Path, folder: str, which: str) -> str:
 def _variants(root: Path, folder: str, which: str) -> str:
     """The variants that there are, as they describe themselves."""
     lines = ["| variant | what it does, and what it changes over the simpler ones |", "|---|---|"]
-    summaries = {name: variant.summary.removeprefix(f"{name}: ") for name, variant in VARIANTS.items()}
-    return "\n".join([*lines, *(f"| `{name}` | {summary} |" for name, summary in summaries.items())])
+    for name, variant in VARIANTS.items():
+        untried = " It has not run on a GPU yet and takes part only where `--variants` names it." if name in UNTRIED else ""
+        lines.append(f"| `{name}` | {variant.summary.removeprefix(f'{name}: ')}{untried} |")
+    return "\n".join(lines)
 
 
 def _products_faster(row: Row) -> bool:
