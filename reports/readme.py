@@ -33,7 +33,7 @@ ROWS = "rows"
 
 RATIOS_SVG, ROWS_SVG = "ratios.svg", "rows.svg"
 
-ROWS_COMMAND = ("python -m tuner bench --tune --tune-seconds 10 --samples 12 --dtypes float32,bfloat16 --shapes "
+ROWS_COMMAND = ("python -m tuner bench --tune --tune-seconds 10 --samples 12 --shapes "
                 + ",".join(f"1x{4 ** power}x768x2304" for power in range(9)))
 """What measures the benchmark over row counts, but for where to write it."""
 
