@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from codegen.problem import Problem, Shape
-from reports.readme import BEGIN, END, PARTS, RATIOS_SVG, ROWS, ROWS_SVG, rewritten, write_pictures
+from reports.readme import BEGIN, END, PARTS, RATIOS_SVG, ROWS, ROWS_COMMAND, ROWS_SVG, rewritten, write_pictures
 from tests.artifact_cases import SINGLE_BLOCK, one
 from tests.host_artifact import CUDART, FLAGS
 from tests.test_artifact_on_gpu import Gpu
@@ -83,9 +83,7 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 
 def test_the_command_that_measures_row_counts_is_one() -> None:
-    text = README.read_text(encoding="utf-8")
-    (command,) = re.findall(r"^    python -m tuner bench (.*--out reports/h200/rows)$", text, flags=re.MULTILINE)
-    options = bench._parser().parse_args(command.split())
+    options = bench._parser().parse_args(ROWS_COMMAND.removeprefix("python -m tuner bench ").split())
     assert [named.shape.rows for named in parse_shapes(options.shapes)] == [4**power for power in range(9)]
 
 
