@@ -72,7 +72,7 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
     return named
 
 
-def _wrong_gpu(problem: Problem, params: Params, limits: Limits) -> str | None:
+def wrong_gpu(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None if limits.arch == _ARCH else f"multiplies with instructions of {_ARCH}, which {limits.name} ({limits.arch}) lacks"
 
 
@@ -166,7 +166,7 @@ VARIANT = Variant(
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
               "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
-    clashes=(Clash(("arithmetic",), _wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
+    clashes=(Clash(("arithmetic",), wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
              Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
              Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("arithmetic", "promote"), gemm_mma.unscaled),

@@ -20,8 +20,8 @@ INK, MUTED, GRID, ACCENT, BAD, BAND = (f"#0101{number:02x}" for number in range(
 SERIES = tuple(f"#0202{number:02x}" for number in range(16, 24))
 """Of families."""
 
-_VARIABLES = dict(zip((INK, MUTED, GRID, ACCENT, BAD, BAND), ("ink", "muted", "grid", "accent", "bad", "band"), strict=True))
-_VARIABLES |= {stand_in: f"series-{number}" for number, stand_in in enumerate(SERIES)}
+VARIABLES = dict(zip((INK, MUTED, GRID, ACCENT, BAD, BAND), ("ink", "muted", "grid", "accent", "bad", "band"), strict=True))
+VARIABLES |= {stand_in: f"series-{number}" for number, stand_in in enumerate(SERIES)}
 
 MARKERS = "osD^vPX*"
 """Of families, which nobody has to tell apart by colour alone."""
@@ -70,7 +70,7 @@ def _inline(text: str, prefix: str, title: str, words: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->|<\?.*?\?>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', body)
     body = body.replace('xlink:href="#', f'href="#{prefix}-').replace("url(#", f"url(#{prefix}-")
-    body = re.sub(r"#0[12]0[12][0-9a-f]{2}\b", lambda found: f"var(--{_VARIABLES[found[0]]})", body)
+    body = re.sub(r"#0[12]0[12][0-9a-f]{2}\b", lambda found: f"var(--{VARIABLES[found[0]]})", body)
     body = body.replace("'DejaVu Sans Mono'", "var(--mono)").replace("'DejaVu Sans'", "var(--sans)")
     body = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), body)
     body = re.sub(r"\n\s*", "\n", body)

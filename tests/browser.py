@@ -43,7 +43,12 @@ def _program() -> str | None:
 
 @cache
 def has_chromium() -> bool:
-    return _program() is not None
+    """Whether there is one that starts: a package may be the stub of another, or half-installed."""
+    program = _program()
+    try:
+        return program is not None and subprocess.run([program, "--version"], capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ SMALL: dict[str, dict[str, Value]] = {
     "tile_mma": {"rows": 32, "warps": 4, "stages": 2},
     "gemm_mma": {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "parts": 2, "group": 4},
     "gemm_wgmma": {"tile": "64x64", "groups": 1, "stages": 2, "parts": 2, "group": 4},
+    "tile_wgmma": {"teams": 2, "stages": 4},
 }
 
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {

@@ -152,9 +152,9 @@ __device__ __forceinline__ void give_up_registers() { asm volatile("setmaxnreg.d
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
-// Matrix products of a warpgroup, 128 threads that call them together: d = a @ b, or += where `accumulate`; d [64,128] float,
-// a [64,16] and b [16,128] in shared memory, by descriptor. A warp has 16 rows of d, each eight columns of them as in
-// mma_f16. They run by themselves: between fence_products and the wait for their group their sums and operands are theirs.
+// Matrix products of a warpgroup, 128 threads that call them together: d = a @ b, or += where `accumulate`; d [64,n] float,
+// a [64,16] and b [16,n] in shared memory, by descriptor; n is 128. A warp has 16 rows of d, each eight columns of them
+// as in mma_f16. They run by themselves: between fence_products and the wait for their group their sums and operands are theirs.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LATEST>
@@ -164,9 +164,9 @@ __device__ __forceinline__ void settle(float (&d)[N][4]) {  // behind the wait: 
 #pragma unroll
   for (int j = 0; j < N; ++j) asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
-template <bool A_BY_DEPTH, int N>
-__device__ __forceinline__ void multiply_group_f16(float (&d)[N][4], unsigned long long a, unsigned long long b, bool accumulate) {
-  static_assert(8 * N == 128, "the instruction has another width");
+template <bool A_BY_DEPTH>
+__device__ __forceinline__ void multiply_group_f16(float (&d)[16][4], unsigned long long a, unsigned long long b,
+                                                   bool accumulate) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 { "

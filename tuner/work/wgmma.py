@@ -8,11 +8,11 @@ from codegen.arithmetic import PLANES, products
 from codegen.limits import matrix_rate
 from tuner.work.base import FMA, L2, Kernels, Setting, Work
 
-_RATE = 1640.0
+RATE = 1640.0
 """Multiply-adds of 16-bit operands that wgmma is expected to reach on one SM in one cycle: 0.8 of the data sheet's 2048, as the
 best library kernels do."""
 
-_FASTER = matrix_rate("sm_90a") / _RATE
+_FASTER = matrix_rate("sm_90a") / RATE
 """How much shorter products last than at the rate of mma.sync, which the cost model counts in."""
 
 
@@ -39,7 +39,7 @@ def _wgmma(setting: Setting) -> Work:
     step_bytes = 2.0 * PLANES[arithmetic] * (block_m + block_n) * block_k
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
-        chain=3 * L2 + of_block * (matrix / _RATE + alone) + tiles_of_block * (ending / 4 + 2 * L2),
+        chain=3 * L2 + of_block * (matrix / RATE + alone) + tiles_of_block * (ending / 4 + 2 * L2),
         instructions=of_block * (promoted + multiplying * 30.0) + tiles_of_block * ending,
         wavefronts=of_block * (products(arithmetic) * (block_m / 64) * block_k * (64 + block_n) / 64 + step_bytes / 128),
         l2_bytes=steps * step_bytes + 8.0 * tiles * block_m * block_n, atomics=atomics,
