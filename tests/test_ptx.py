@@ -13,8 +13,8 @@ from tuner.store import Store
 from tuner.toolchain import REPORT, find_nvcc
 
 PTX = render_template("_ptx.cu.j2", async_copies=True, matrix_products=True, short_types=["bfloat16", "float16"])
-GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, a_in_registers=True, columns=24,
-                                      arithmetic=arithmetic)
+GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, a_in_registers=True, elects=True,
+                                      columns=24, arithmetic=arithmetic)
           for arithmetic in ("fp16x3", "bf16")}
 """What a Hopper GPU alone compiles, for products of either type."""
 
