@@ -74,6 +74,7 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
     float d[3][4] = {};
     unsigned a[4] = {threadIdx.x, 1, 2, 3};
     settle(a);
+    fence_operands();
     fence_products();
     multiply_group_registers_TYPE(d, a, 0, true);
     multiply_group_TYPE<true>(d, shared_address(barrier), 0, true);
