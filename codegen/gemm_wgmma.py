@@ -93,9 +93,11 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | None:
     """What split=fragments is built for: a stage is all that shares a scale."""
-    if params["split"] == "fragments" and (params["depth"] != 64 or number(params, "promote") not in (0, 64)):
+    if params["split"] != "fragments":
+        return "cells are no deeper than 64; take depth=64" if params["depth"] == 128 else None
+    if problem.dtype == "float32" and (params["depth"] != 64 or number(params, "promote") not in (0, 64)):
         return "split=fragments scales and promotes each stage; take depth=64 and promote=64"
-    return None
+    return "split=fragments takes deeper stages; take depth=64" if params["depth"] == 32 else None
 
 
 def _wrong_finish(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -106,7 +108,7 @@ def _wrong_finish(problem: Problem, params: Params, limits: Limits) -> str | Non
 
 
 def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if params["depth"] != 64 and not (problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")):
+    if params["depth"] == 32 and not (problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")):
         return "planes of dy that both products share are cut in squares, 64 values each way; take depth=64"
     return None
 
@@ -182,7 +184,7 @@ VARIANT = Variant(
     summary="gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.",
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
-             "depth": (64, 32), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
+             "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_mma.PARTS, "finish": ("second", "epilogue"),
              "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,

@@ -80,8 +80,9 @@ OF_HALVES = config(split="fragments", group=4, finish="epilogue", arithmetic="bf
     (OF_FLOATS, "float32", (200, 100, 152)),
     (config(split="fragments", group=4, tile="64x64", groups=1, arithmetic="bf16x6", parts=3), "float32", (200, 100, 152)),
     (OF_HALVES, "bfloat16", (300, 128, 200)),
+    (config(split="fragments", group=4, finish="epilogue", arithmetic="bf16", promote=0, depth=128), "bfloat16", (300, 128, 248)),
     (config(split="fragments", group=4, tile="256x128", arithmetic="fp16", promote=0), "float16", (300, 100, 136))],
-    ids=["keeping pace", "narrow rows", "bf16x6", "bfloat16", "two tiles a warpgroup"])
+    ids=["keeping pace", "narrow rows", "bf16x6", "bfloat16", "deep stages", "two tiles a warpgroup"])
 @pytest.mark.parametrize("layout", ["end", "shifted"])
 def test_dy_is_multiplied_out_of_registers(chosen: Config, dtype: str, shape: tuple[int, int, int], layout: Layout,
                                            host_executor: HostExecutor) -> None:
@@ -113,8 +114,9 @@ TALL_HALF = Problem(262144, 128, 512, "bfloat16")
     (HALF, config(arithmetic="bf16", promote=0, tile="128x256", stages=3)),
     (HALF, config(arithmetic="bf16", promote=0, tile="256x128", stages=3)),
     (TALL, config(split="fragments", parts=16, finish="epilogue", group=4)),
-    (TALL_HALF, config(split="fragments", arithmetic="bf16", promote=0, stages=6, parts=16, finish="epilogue", group=4))],
-    ids=["128x128", "128x192", "128x256-bfloat16", "256x128-bfloat16", "fragments", "fragments-bfloat16"])
+    (TALL_HALF, config(split="fragments", arithmetic="bf16", promote=0, stages=6, parts=16, finish="epilogue", group=4)),
+    (TALL_HALF, config(split="fragments", arithmetic="bf16", promote=0, depth=128, parts=16, finish="epilogue", group=4))],
+    ids=["128x128", "128x192", "128x256-bfloat16", "256x128-bfloat16", "fragments", "fragments-bfloat16", "deep stages"])
 def test_large_tiles_keep_to_their_registers(problem: Problem, chosen: Config, store: Store) -> None:
     """No sum goes to memory, and the compiler neither ignores what warpgroups hand over nor makes products wait."""
     binary = find_nvcc("sm_90a").compile(render(problem, chosen).text, "sm_90a", store)
