@@ -555,7 +555,9 @@ __device__ __forceinline__ void stage_rows(char* cells, const data_t* from, int 
 #pragma unroll 1
   for (int i = looker; i < TILE_ROWS * PADDED; i += 128) {
     const int row = i / PADDED, column = i % PADDED;
-    quad_at(cells, row, column / 4)[column % 4] = row < valid && column < WIDTH ? from[row * WIDTH + column] : data_t{};
+    const bool exists = row < valid && column < WIDTH;
+    data_t* const to = quad_at(cells, row, column / 4) + column % 4;
+    copy_async_or_zero<4>(to, from + row * WIDTH + column, exists);
   }
 }
 // Asks for the same rows to be brought to L2.
