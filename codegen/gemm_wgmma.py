@@ -25,6 +25,9 @@ _ALIGNMENT = 1024
 _BARRIERS = 128
 """Bytes for the barriers that are not of stages, and for the numbers of tiles."""
 
+_SPLIT_AGAIN = 8
+"""How often values may be taken apart anew, as in gemm_mma."""
+
 _PAD = 16
 """Bytes between rows of dy that lie in shared memory as they are."""
 
@@ -81,13 +84,9 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | None:
-    """What split=fragments is built for: a stage is all that shares a scale, and rows are copied in bulk."""
-    if params["split"] != "fragments":
-        return None
-    if params["depth"] != 64 or number(params, "promote") not in (0, 64):
+    """What split=fragments is built for: a stage is all that shares a scale."""
+    if params["split"] == "fragments" and (params["depth"] != 64 or number(params, "promote") not in (0, 64)):
         return "split=fragments scales and promotes each stage; take depth=64 and promote=64"
-    if problem.out * ITEMSIZE[problem.dtype] % _PAD:
-        return f"split=fragments copies rows of dy in pieces of {_PAD} bytes, not {problem.out} values; take split=first"
     return None
 
 
@@ -135,15 +134,25 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"tile={params['tile']} is mostly padding; take a smaller one"
     if groups == 1 and block_m > 64 and params["promote"]:
         return "one warpgroup has nothing to multiply while it promotes; take groups=2"
-    if params["split"] == "fragments" and "dx" not in problem.wants and not problem.wants & {"dw", "dgamma", "dbeta"}:
-        return "nothing is multiplied; split=first does the same"
-    if params["split"] == "fragments" and params["group"] != 4:
-        return "split=fragments goes through tiles in an order of its own; group=4 does the same"
+    if params["split"] == "fragments" and (reason := _wasteful_fragments(problem, params)):
+        return reason
     stage = 2 * PLANES[str(params["arithmetic"])] * (block_m + block_n) * number(params, "depth")
     if (stages := number(params, "stages")) < _MOST_STAGES and stages * stage < _ENOUGH_STAGES:
         return f"{stages} stages are little to have on the way; take more"
     return (gemm_mma.wasteful_arithmetic(problem, params)
             or gemm_mma.wasteful_order(problem, params, _tiles(problem, params)))
+
+
+def _wasteful_fragments(problem: Problem, params: Params) -> str | None:
+    if not any(gemm_mma.needs(problem)[:2]):
+        return "nothing is multiplied; split=first does the same"
+    if problem.out * ITEMSIZE[problem.dtype] % _PAD:
+        return f"rows of {problem.out} values of dy cannot be copied {_PAD} bytes at a time; take split=first"
+    if params["group"] != 4:
+        return "split=fragments goes through the tiles in an order of its own; group=4 does the same"
+    if (columns := _tiles(problem, params).tiles_h) > _SPLIT_AGAIN:
+        return f"split=fragments takes dy apart anew for each of {columns} columns of tiles; split=first does it once"
+    return None
 
 
 VARIANT = Variant(

@@ -13,8 +13,8 @@ from tuner.store import Store
 from tuner.toolchain import REPORT, find_nvcc
 
 PTX = render_template("_ptx.cu.j2", async_copies=True, matrix_products=True, short_types=["bfloat16", "float16"])
-GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, a_in_registers=True, columns=24,
-                                      arithmetic=arithmetic)
+GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, a_in_registers=True, elects=True,
+                                      columns=24, arithmetic=arithmetic)
           for arithmetic in ("fp16x3", "bf16")}
 """What a Hopper GPU alone compiles, for products of either type."""
 
@@ -65,7 +65,7 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
     give_up_registers<40>();
     arrive_expecting(barrier, 64);
     arrive(barrier);
-    copy_bulk(dynamic_shared() + 4, p.x, 64, barrier);
+    if (is_elected()) copy_bulk(dynamic_shared() + 4, p.x, 64, barrier);
     arrive_threads(1, 256);
   } else {
     take_registers<232>();
@@ -74,6 +74,7 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
     float d[3][4] = {};
     unsigned a[4] = {threadIdx.x, 1, 2, 3};
     settle(a);
+    fence_operands();
     fence_products();
     multiply_group_registers_TYPE(d, a, 0, true);
     multiply_group_TYPE<true>(d, shared_address(barrier), 0, true);

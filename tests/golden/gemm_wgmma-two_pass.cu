@@ -1051,7 +1051,6 @@ __device__ __forceinline__ void gradient_tile(const Params& p, const Shared& sha
 #pragma unroll
     for (int warp = 1; warp < WARPS_M; ++warp) sum += from[warp * BLOCK_N];
     const int column = first_column + c % BLOCK_N;
-    if (column >= HIDDEN) continue;
     if (c / BLOCK_N == 0 && p.dgamma) {
       p.dgamma_parts[static_cast<int64_t>(part * G_TILES_O + tile_row) * HIDDEN_PITCH + column] = sum;
     }
