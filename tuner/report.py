@@ -31,6 +31,7 @@ def best_json(result: TuneResult) -> str:
         "rejected": dict(result.rejections()),
         "said": list(result.said),
         "gate": [check.as_json() for check in result.checks],
+        "ablation": [changed.as_json() for changed in result.ablation],
     }
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
