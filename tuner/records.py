@@ -27,6 +27,9 @@ SCHEMA = 1
 FINISHED = "finished"
 """In the header of trials.jsonl: whether the run came to its end. Files from before it was recorded do not say."""
 
+END = "end"
+"""In the header of trials.jsonl: what a run says of itself when it ends (report.run_end). Those that were killed do not."""
+
 
 class Status(StrEnum):
     """What became of a candidate."""
@@ -212,7 +215,7 @@ class RunInfo:
             value = values.get(each.name, each.default)
             if value is not MISSING and not isinstance(value, _KINDS[str(each.type)]):
                 raise TypeError(f"{each.name} is {value!r}")
-        return cls(**{name: value for name, value in values.items() if name not in ("schema", FINISHED)})
+        return cls(**{name: value for name, value in values.items() if name not in ("schema", FINISHED, END)})
 
 
 _KINDS = {"str": str, "bool": bool, "int": int, "float": float | int, "float | None": float | int | None, "Regime": str,
@@ -251,9 +254,9 @@ class Journal:
         if record.status is not Status.NOT_RUN:
             os.fsync(self._file.fileno())
 
-    def settle(self, records: Iterable[Record], finished: bool = True) -> None:
-        """Puts `records` in place of all that was added: the same candidates, now with their final times."""
-        header = _line({**self._info.as_json(), FINISHED: finished})
+    def settle(self, records: Iterable[Record], finished: bool = True, end: Mapping[str, Any] | None = None) -> None:
+        """Puts `records` in place of all that was added: the same candidates, now with their final times. `end`: as END."""
+        header = _line({**self._info.as_json(), FINISHED: finished, **({} if end is None else {END: end})})
         write_text(self._path, header + "".join(_line(record.as_json()) for record in records))
 
 

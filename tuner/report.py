@@ -1,4 +1,4 @@
-"""report.md and best.json: a finished run for people and for programs."""
+"""report.md, best.json and what the header of trials.jsonl has: a finished run for people and for programs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,21 @@ def best_json(result: TuneResult) -> str:
         "rejected": dict(result.rejections()),
         "said": list(result.said),
         "gate": [check.as_json() for check in result.checks],
-        "ablation": [changed.as_json() for changed in result.ablation],
     }
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
+
+
+def run_end(result: TuneResult, interrupted: bool) -> dict[str, Any]:
+    """What is known of a run beyond its records, as JSON values. Here it stands also where an earlier run's best.json stays."""
+    return {
+        "winner": None if result.winner is None else str(result.winner.config),
+        "interrupted": interrupted,
+        "lost": result.lost,
+        "limits": asdict(result.limits),
+        "said": list(result.said),
+        "gate": [check.as_json() for check in result.checks],
+        "ablation": [changed.as_json() for changed in result.ablation],
+    }
 
 
 def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | None = None) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from codegen.errors import CodegenError
 from tuner.candidates import Space
 from tuner.errors import InputError
-from tuner.records import FINISHED, Record, RunInfo, Status
+from tuner.records import END, FINISHED, Record, RunInfo, Status
 from tuner.wisdom.source import source_digest
 
 _MUST_AGREE = {
@@ -31,6 +32,7 @@ class Earlier:
         damaged: lines that say nothing; a run that is killed leaves one at most.
         finished: whether the run came to its end.
         not_run: those of candidates that were not tried.
+        end: what the run said of itself when it ended, as JSON values; none where it was killed, or does not say.
     """
 
     info: RunInfo
@@ -38,6 +40,7 @@ class Earlier:
     damaged: int
     finished: bool
     not_run: tuple[Record, ...] = ()
+    end: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def read_earlier(path: Path) -> Earlier | None:
     records = {record.config: record for record in found if record is not None}
     tried = tuple(record for record in records.values() if record.status not in (Status.NOT_RUN, Status.REFUSED))
     not_run = tuple(record for record in records.values() if record.status is Status.NOT_RUN)
-    return Earlier(info, tried, found.count(None), finished, not_run)
+    end = values.get(END)
+    return Earlier(info, tried, found.count(None), finished, not_run, end if isinstance(end, dict) else {})
 
 
 def _record(line: str, info: RunInfo) -> Record | None:
@@ -145,7 +149,7 @@ def _is_current(record: Record, before: RunInfo, now: RunInfo, space: Space) -> 
 
 
 def _differences(before: RunInfo, now: RunInfo) -> Iterator[str]:
-    for field, name in _MUST_AGREE.items():
-        was, is_now = getattr(before, field), getattr(now, field)
+    for attribute, name in _MUST_AGREE.items():
+        was, is_now = getattr(before, attribute), getattr(now, attribute)
         if was != is_now:
             yield f"{name} ({was} then, {is_now} now)"
