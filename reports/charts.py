@@ -21,8 +21,14 @@ GOLDEN = 0.618033988749895
 """Multiples of it spread points evenly over a strip, the same way in every build."""
 
 
-LOOKS = {name: (SERIES[at % len(SERIES)], MARKERS[(at + at // len(SERIES)) % len(MARKERS)]) for at, name in enumerate(VARIANTS)}
-"""Colour and marker of each family, the same in every page; no two families have both in common, up to a hundred."""
+
+def look_of(number: int) -> tuple[str, str]:
+    """Colour and marker of a family; of up to a hundred no two have both in common."""
+    return SERIES[number % len(SERIES)], MARKERS[(number + number // len(SERIES)) % len(MARKERS)]
+
+
+LOOKS = {name: look_of(number) for number, name in enumerate(VARIANTS)}
+"""The same in every page."""
 
 
 def family_times(run: Run, families: Sequence[Family]) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from reports.benchmark import read_benchmark
 from reports.page import fill
 from reports.run import TRIALS, read_run
 from reports.svg import INK, MARKERS, SERIES, figure, label_row, legend
 from reports.words import plain
-from tuner.bench.results import Results, Row
+from tuner.bench.results import Row
 from tuner.bench.sheet import JSON as BENCH_JSON
-from tuner.bench.sheet import read_results
 from tuner.errors import InputError
 from tuner.pages import PAGE
 from tuner.publish import REPORT
@@ -43,7 +43,7 @@ def index_page(root: Path) -> str:
     Raises:
         InputError: there are no results, or some that cannot be read.
     """
-    results = _results(root / BENCH_JSON)
+    results = read_benchmark(root / BENCH_JSON)
     runs = [read_run(path.parent) for path in sorted(root.glob(f"*/{TRIALS}"))]
     if results is None and not runs:
         raise InputError(f"there is neither a {BENCH_JSON} nor a folder with a {TRIALS} in {root}; name a folder of results with "
@@ -59,14 +59,6 @@ def index_page(root: Path) -> str:
         by_place={(row.case.name, str(row.case.shape), _class(row)): row for row in rows},
         peers=list(dict.fromkeys(name for row in rows for name in row.peers)), runs=runs, pages=pages, chart=chart,
         problem=problem_text)
-
-
-def _results(path: Path) -> Results | None:
-    """The benchmark's; None where there is none."""
-    try:
-        return read_results(path)
-    except InputError as error:
-        raise InputError(f"{path} is no benchmark of this program; move it away, or run python -m tuner bench again") from error
 
 
 def _class(row: Row) -> tuple[str, str]:

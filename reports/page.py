@@ -32,8 +32,8 @@ FORMATS = {"us": micro, "ratio": plain, "percent": "{:.0%}".format, "bound": "{:
 FASTER = 0.98
 """A kernel that takes a smaller part of the winner's time in every round is worth a word."""
 
-MOST_CODE = 300_000
-"""Characters of best.cu that a page shows; the files are half as long or less."""
+MOST_CODE = 150_000
+"""Characters of best.cu that a page shows; the files are shorter, as far as is known."""
 
 
 def number(value: float, kind: str = "") -> Markup:
@@ -70,7 +70,8 @@ def _environment() -> jinja2.Environment:
 def fill(template: str, **context: Any) -> str:
     """A page from one template of this package, its styles inside. `version`, where it is given, is the one that it shows."""
     style = Markup(files("reports").joinpath("style.css").read_text(encoding="utf-8"))
-    return _environment().get_template(template).render({"style": style, "version": version(), **context})
+    page = _environment().get_template(template).render({"style": style, "version": version(), **context})
+    return page.encode(errors="replace").decode()  # JSON may hold halves of characters, which no file can
 
 
 def run_page(run: Run) -> str:

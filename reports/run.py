@@ -11,11 +11,11 @@ from typing import Any
 from codegen.errors import CodegenError
 from codegen.limits import Limits, target
 from codegen.problem import Problem, Shape
+from reports.benchmark import read_benchmark
 from reports.ending import Ending
 from tuner.bench.floors import Floor, Rates
 from tuner.bench.results import Results, Row
 from tuner.bench.sheet import JSON as BENCH_JSON
-from tuner.bench.sheet import read_results
 from tuner.costmodel import floor_us
 from tuner.errors import InputError
 from tuner.known import read_best
@@ -177,7 +177,7 @@ def _bench(path: Path, info: RunInfo) -> Results | None:
     if not info.measures:
         return None
     try:
-        results = read_results(path)
+        results = read_benchmark(path)
     except (InputError, OSError):
         return None
     return results if results is not None and results.parts and results.parts[0].device == info.device else None

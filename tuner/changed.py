@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from codegen.config import Config, Value
 from codegen.space import parse_config
-from tuner.records import Status
+from tuner.records import LONGEST_US, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Changed:
         """Raises CodegenError, AttributeError, KeyError, TypeError, ValueError: the values have another form."""
         config, us, reason = parse_config(values["config"]), values["us"], values["reason"]
         numbers = (*values["ratios"], *(() if us is None else (us,)))
-        if not all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers):
+        if not all(isinstance(number, int | float) and 0 < number < LONGEST_US for number in numbers):
             raise ValueError(f"{numbers} are no times")
         if values["parameter"] not in config.as_dict() or not isinstance(reason, str | None):
             raise TypeError(f"{values['parameter']!r} is no parameter, or {reason!r} no text")

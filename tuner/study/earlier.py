@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from codegen.errors import CodegenError
 from tuner.candidates import Space
 from tuner.errors import InputError
-from tuner.records import END, FINISHED, Record, RunInfo, Status
+from tuner.records import END, FINISHED, LONGEST_US, Record, RunInfo, Status
 from tuner.wisdom.source import source_digest
 
 _MUST_AGREE = {
@@ -94,7 +93,8 @@ def _record(line: str, info: RunInfo) -> Record | None:
     """What a line says; None where it says nothing, or nothing that a run of that header could."""
     try:
         record = Record.from_json(json.loads(line))
-        if record.status in (Status.OK, Status.SLOWER) and not 0 < record.best_us < math.inf:
+        times = [us for us in (record.time_us, record.final_us) if us is not None]
+        if not all(0 < us < LONGEST_US for us in times) or (record.status in (Status.OK, Status.SLOWER) and not times):
             return None
         incomplete = record.status is Status.OK and set(record.errors) != set(info.wants.split(","))
         return None if incomplete else record
