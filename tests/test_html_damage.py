@@ -66,7 +66,8 @@ def lines() -> list[Any]:
     config = best["winner"]["config"]
     changed = {"parameter": "threads", "config": config, "status": "ok", "reason": None, "us": 2.0, "ratios": [1.1, 1.2]}
     header["end"] = {"limits": asdict(target("sm_90")), "winner": config, "lost": "lost", "interrupted": False,
-                     "said": ["a", "b"], "gate": [{"name": "a", "outcome": "passed", "said": "b"}], "ablation": [changed, changed]}
+                     "said": ["a", "b"], "gate": [{"name": "a", "outcome": "passed", "said": "b"}],
+                     "ablation": [changed, changed]}
     return [header, *(record for record in records if record["status"] == "ok"), best["winner"]]
 
 
