@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from codegen.variants import VARIANTS
 from reports.analysis import Family, Step
@@ -89,6 +89,8 @@ def search_history(run: Run, families: Sequence[Family], steps: Sequence[Step]) 
             axes.plot(ends[:-1], best[:-1], "o", color=INK, markersize=4, zorder=6, gid="history-best")
         legend(axes, 2 if narrow else 6)
         _log_axis(axes, "y", narrow)
+        axes.set_xlim(0, 1.04 * len(run.tried) + 1)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_xlabel("candidate, in the order in which they were tried")
         axes.set_ylabel(f"microseconds, {run.kind}")
 

@@ -81,7 +81,7 @@ def label_row(axes: Axes, row: int, points: Iterable[tuple[float, str]], narrow:
     for value, text in sorted(points, reverse=True):
         at, half = place((value, 1.0))[0], 0.5 * (LETTER * len(text) + 4.0) * a_point
         if at + half < free:
-            axes.annotate(text, (value, row), (0, 4.5), textcoords="offset points", ha="center", fontsize=7.5)
+            axes.annotate(text, (value, row), (0, 5.5), textcoords="offset points", ha="center", fontsize=7.5, zorder=2.5)
             free = at - half
 
 
