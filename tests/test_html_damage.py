@@ -100,6 +100,7 @@ def test_a_damaged_end_is_read_as_far_as_it_can_be(lines: list[Any], tmp_path: P
         ending = Ending.of(other)
         assert isinstance(ending.winner, str) and all(one.parameter for one in ending.ablation)
         assert ending.limits is None or (0 < ending.limits.copy_tbps < math.inf and isinstance(ending.limits.sms, int))
+        assert all(isinstance(text, str) and text for check in ending.checks for text in check.values())
         lost += ending != whole
     assert lost > 100
     for odd in ODD:
@@ -126,6 +127,21 @@ def test_a_damaged_benchmark_is_results_or_a_sentence(tmp_path: Path) -> None:
     assert min(seen.values()) > 50
 
 
+@pytest.mark.parametrize("place", ["ours warm median", "peers compile cold median", "floor bytes_us", "floor launch_us",
+                                   "floor matrix_us"])
+@pytest.mark.parametrize("odd", [0, -1.0, math.nan, math.inf, 1e300, "1", [1]], ids=str)
+def test_a_time_that_is_none_is_seen(place: str, odd: object, tmp_path: Path) -> None:
+    values = json.loads((PUBLISHED / "bench.json").read_text())
+    *way, last = place.split()
+    holder = values["rows"][3]
+    for key in way:
+        holder = holder[key]
+    holder[last] = odd
+    (tmp_path / "bench.json").write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"bench\.json .*; move it away, or run python -m tuner bench again"):
+        index_page(tmp_path)
+
+
 def test_damaged_records_are_left_out_and_the_others_stand(lines: list[Any], tmp_path: Path) -> None:
     """One page of whole records and ten times as many damaged ones, of which many can be read."""
     other = [copy for number, record in enumerate(lines[1:]) for copy in damaged(record, 11, number)]
@@ -143,7 +159,7 @@ def test_nothing_of_the_files_is_taken_for_html(lines: list[Any], tmp_path: Path
     info = replace(info, device=evil, command=evil, version=evil, sources=evil, versions={evil: evil}, refused={evil: 3})
     bad = replace(records[1], status=Status.WRONG, reason=evil)
     check = {"name": evil, "outcome": evil, "said": evil}
-    end = {"winner": str(records[0].config), "lost": evil, "said": [evil], "gate": [check], "ablation": [
+    end = {"winner": str(records[0].config), "lost": evil, "said": [evil, "half \ud800"], "gate": [check], "ablation": [
         {"parameter": "threads", "config": str(records[0].config), "status": "hang", "reason": evil, "us": None,
                          "ratios": []}]}
     folder = written(tmp_path / evil.replace("/", ""), info, [records[0], bad, *records[2:12]], True, end)
@@ -151,7 +167,7 @@ def test_nothing_of_the_files_is_taken_for_html(lines: list[Any], tmp_path: Path
     (folder / "best.json").write_text(json.dumps({"run": info.as_json(), "winner": records[0].as_json()}))
     page = Page(build(folder).read_text(encoding="utf-8"))
     assert page.scripts == 0 and page.loads == [] and page.faults == []
-    assert page.text.count(evil) > 10
+    assert page.text.count(evil) > 10 and "Half ?." in page.text
 
 
 def test_words_without_end_do_not_make_a_page_without_end(tmp_path: Path) -> None:
