@@ -74,8 +74,7 @@ def is_ablation(run: Run) -> bool:
 def _ablated(run: Run, winner: Config) -> Iterator[tuple[str, list[Alternative]]]:
     there = [one for one in run.ending.ablation if one.status is not Status.REFUSED and one.config.variant == winner.variant]
     for name, those in groupby(sorted(there, key=lambda one: one.parameter), key=lambda one: one.parameter):
-        yield name, [Alternative(one.value, _tied(name, winner, one.config), one.status, one.reason or "", one.us, one.ratios)
-                     for one in those]
+        yield name, [Alternative(one.value, one.tied(winner), one.status, one.reason or "", one.us, one.ratios) for one in those]
 
 
 def _refused(run: Run, name: str) -> tuple[tuple[str, str], ...]:
@@ -102,10 +101,6 @@ def _searched(run: Run, winner: Record) -> Iterator[tuple[str, list[Alternative]
             found.setdefault(names[0], []).append(
                 Alternative(record.config[names[0]], "", record.status, record.reason or "", us, ratios))
     yield from found.items()
-
-
-def _tied(name: str, winner: Config, other: Config) -> str:
-    return ", ".join(f"{key}={other[key]}" for key in _differences(winner, other) if key != name)
 
 
 def _differences(winner: Config, other: Config) -> list[str]:

@@ -82,6 +82,15 @@ def test_the_ablation_stands_in_the_page_with_its_figures(tuned: Tuned) -> None:
     assert "more --trials may" not in page.text
 
 
+def test_the_ablation_stands_in_the_report_for_readers_of_markdown(tuned: Tuned) -> None:
+    lines = (tuned[0] / "report.md").read_text(encoding="utf-8").splitlines()
+    winner = dict(part.split("=") for part in ending(tuned[0])["winner"].partition(":")[2].split(","))
+    for one in map(Changed.from_json, ending(tuned[0])["ablation"]):
+        row = f"| {one.parameter} | {winner[one.parameter]} | {one.value} |"
+        found = [line for line in lines if line.startswith(row)]
+        assert len(found) == bool(one.ratios) and all(line.endswith(f"| {one.times:.2f} |") for line in found)
+
+
 def test_kernels_that_the_search_did_not_reach_and_that_are_faster_are_counted(tuned: Tuned, tmp_path: Path) -> None:
     found = [Changed.from_json(values) for values in ending(tuned[0])["ablation"]]
     first, second = [number for number, one in enumerate(found) if one.ratios][:2]

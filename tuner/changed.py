@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from codegen.config import Config, Value
@@ -35,6 +36,16 @@ class Changed:
     def value(self) -> Value:
         """Of the parameter."""
         return self.config[self.parameter]
+
+    @property
+    def times(self) -> float | None:
+        """As many times as long as the winner it takes; None where there is no time."""
+        return median(self.ratios) if self.ratios else None
+
+    def tied(self, winner: Config) -> str:
+        """What else is different, "splits=4, ..."; mostly nothing."""
+        return ", ".join(f"{name}={value}" for name, value in self.config.params
+                         if name != self.parameter and value != winner[name])
 
     def as_json(self) -> dict[str, Any]:
         """The kernel as JSON values; `from_json` reads it back."""

@@ -69,6 +69,7 @@ def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | N
         lines += _winner(result, winner)
         lines += _gate(result)
         lines += _finals(result)
+        lines += _ablation(result, winner)
         lines += _variants(result)
     lines += _rejected(result)
     return "\n".join(lines)
@@ -148,6 +149,20 @@ def _times(times: Summary | None) -> str:
     if times is None:
         return "– | –"
     return f"{times.median:.2f} ({times.iqr:.2f}) | {times.low:.2f} to {times.high:.2f}, {times.level:.0%}"
+
+
+def _ablation(result: TuneResult, winner: Record) -> list[str]:
+    """The values instead of the winner's that have a time."""
+    timed = [(one, one.times) for one in result.ablation if one.times is not None]
+    if not timed:
+        return []
+    how = "timed in turns with it" if result.info.measures else "by the cost model"
+    return [
+        "## Change one", "",
+        f"For other values of the winner's parameters, the candidate with that value that is most like it, {how}:", "",
+        "| parameter | winner's | instead | what else changes | times as long |", "|---|---|---|---|---|",
+        *(f"| {one.parameter} | {winner.config[one.parameter]} | {one.value} | {one.tied(winner.config)} | {times:.2f} |"
+          for one, times in timed), ""]
 
 
 def _variants(result: TuneResult) -> list[str]:
