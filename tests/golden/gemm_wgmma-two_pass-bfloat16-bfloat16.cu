@@ -639,14 +639,15 @@ __device__ __forceinline__ void init_barriers(const Shared& shared) {
   for (int group = 0; group < GROUPS; ++group) init_barrier(shared.turn + group, 4);
   for (int slot = 0; slot < TILES_AHEAD; ++slot) {
     init_barrier(shared.tile_full + slot, 1);
-    init_barrier(shared.tile_empty + slot, (THREADS + HELPERS) / 32);
+    init_barrier(shared.tile_empty + slot, THREADS + HELPERS);
   }
-  init_barrier(shared.db_full, HELPERS / 32);
-  init_barrier(shared.db_empty, THREADS / 32);
+  init_barrier(shared.db_full, HELPERS);
+  init_barrier(shared.db_empty, THREADS);
   fence_barriers();
 }
 
-// Every lane of the warp has done its part.
+// Every lane of the warp has done its part. For what copies in bulk alone write: where threads write, every reader arrives itself, as
+// tools that look for races know of no other order.
 __device__ __forceinline__ void arrive_as_warp(barrier_t* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(barrier);
@@ -849,7 +850,7 @@ __device__ __forceinline__ void gradient_tile(const Params& p, const Shared& sha
 #pragma unroll
     for (int half = 0; half < 2; ++half) db[i][half] = shared.db[sum_row(i, 2 * half)];
   }
-  arrive_as_warp(shared.db_empty);
+  arrive(shared.db_empty);
   float* columns = shared.columns;
   sync_threads(ALL_GROUPS, THREADS);  // those of the tile before have been read
   // BATCH fragments after the other: what they need of w is on its way before the first of it is used.
@@ -969,7 +970,7 @@ __device__ __forceinline__ void for_each_tile(const Params& p, const Shared& sha
     const int slot = n % TILES_AHEAD;
     wait_phase(shared.tile_full + slot, n / TILES_AHEAD % 2);
     const int number = __shfl_sync(0xffffffffu, shared.tile[slot], 0);  // as one value of the warp
-    arrive_as_warp(shared.tile_empty + slot);
+    arrive(shared.tile_empty + slot);
     if (number >= end) return;
     with_tile(p, number, of_g, of_dn);
   }
@@ -1025,7 +1026,7 @@ __device__ __forceinline__ void help(const Params& p, const Shared& shared) {
       for (int left = rows.end - rows.begin; left > 0; --left, at += OUT_PITCH) sum += *at;
       shared.db[i] = sum;
     }
-    arrive_as_warp(shared.db_full);
+    arrive(shared.db_full);
     phase ^= 1;
   };
   const auto of_dn = [&](TileIndex) {
