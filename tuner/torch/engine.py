@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "f
 PRECISIONS = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
 """What torch.set_float32_matmul_precision allows float32 products to lose, as an accuracy class."""
 
+_ONE = (1,)
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _ready: dict[tuple[Any, ...], Replay | None] = {}
 _watched: dict[Problem, Engine] | None = None
@@ -76,21 +77,28 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         return None
     if not (given[0] and given[1] and given[4] and (weight is None or given[2]) and (bias is None or given[3])):
         return None  # some other tensor without memory of its own
-    written, results = [0, 0, 0, 0, 0], []
-    for place, tensor in enumerate((x, weight, bias, linear_weight)):
-        if needs[place] and tensor is not None:
-            gradient = torch.empty_like(tensor)  # all are contiguous, and this costs half of what torch.empty does
-            written[place] = gradient.data_ptr()
-            results.append(gradient)
+    empty, param_dtype, dx, dgamma, dbeta, dw, db = allocator(index), linear_weight.dtype, 0, 0, 0, 0, 0
+    results = []
+    if needs[0]:
+        results.append(made := empty(tuple(x.shape), x.stride(), dtype))
+        dx = made.data_ptr()
+    if needs[1] and weight is not None:
+        results.append(made := empty((hidden,), _ONE, param_dtype))
+        dgamma = made.data_ptr()
+    if needs[2] and bias is not None:
+        results.append(made := empty((hidden,), _ONE, param_dtype))
+        dbeta = made.data_ptr()
+    if needs[3]:
+        results.append(made := empty((out, hidden), (hidden, 1), param_dtype))
+        dw = made.data_ptr()
     if needs[4]:
-        gradient = linear_weight.new_empty(out)
-        written[4] = gradient.data_ptr()
-        results.append(gradient)
-    size, scratch = replay.workspace_bytes, 0
-    if size:
-        workspace = mean.new_empty(size, dtype=torch.uint8)
+        results.append(made := empty((out,), _ONE, param_dtype))
+        db = made.data_ptr()
+    scratch = 0
+    if replay.workspace_bytes:
+        workspace = empty((replay.workspace_bytes,), _ONE, torch.uint8)
         scratch = workspace.data_ptr()
-    replay((*given, *written, mean.data_ptr(), rstd.data_ptr()), scratch, stream_of(index))
+    replay((*given, dx, dgamma, dbeta, dw, db, mean.data_ptr(), rstd.data_ptr()), scratch, stream_of(index))
     return results
 
 
@@ -110,6 +118,23 @@ def watched() -> Iterator[dict[Problem, Engine]]:
         yield found
     finally:
         _watched = None
+
+
+def allocator(index: int) -> Callable[..., Tensor]:
+    """What makes contiguous tensors on a GPU, of any contents, from their shape, strides and data type."""
+    return _here if torch._C._cuda_getDevice() == index else empty_on(f"cuda:{index}")
+
+
+def empty_on(device: str) -> Callable[..., Tensor]:
+    """As `allocator`, on any device."""
+    def empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    return empty
+
+
+_here = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or empty_on("cuda")
+"""On the current GPU: what graphs of torch.compile use, at half the price of the other."""
 
 
 def stream_of(index: int) -> int:
