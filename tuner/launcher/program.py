@@ -82,6 +82,7 @@ class Launcher:
         self.replay: Any = self._library.lnl_replay
         self.replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
         self.replay.restype = ctypes.c_int
+        self.address = int(ctypes.cast(self.replay, ctypes.c_void_p).value or 0)
         self.driver = driver
         self._has_graphs = all(driver.has(name) for name in _GRAPH_FUNCTIONS)
         self.functions = _Functions(*map(driver.address, (*_FUNCTIONS, *(_GRAPH_FUNCTIONS if self._has_graphs else ()))))
@@ -134,6 +135,7 @@ class Replay:
     Attributes:
         plan: what it replays.
         workspace_bytes: the scratch memory of a call, perhaps 0.
+        handle: the address of lnl_replay, that of its argument `call`, and workspace_bytes, for callers that are no Python.
     """
 
     def __init__(self, launcher: Launcher, device: Device, source: Source, handles: dict[str, int],
@@ -167,7 +169,7 @@ class Replay:
             (ctypes.c_size_t * len(offsets))(*offsets), parameters,
             ctypes.addressof(graphs) if whole and graphs is not None else None,
             len(steps), len(BY_NAME), len(offsets), len(parameters))
-        self._address = ctypes.addressof(self._call)
+        self.handle = launcher.address, ctypes.addressof(self._call), self.workspace_bytes
 
     def __call__(self, tensors: Sequence[int], workspace: int, stream: int) -> None:
         """Enqueues the call on a stream of the device, and waits for nothing.
@@ -180,9 +182,13 @@ class Replay:
         Raises:
             LaunchError: the driver refused it.
         """
-        status = self._replay(self._address, _pack(*tensors), workspace, stream)
+        status = self._replay(self.handle[1], _pack(*tensors), workspace, stream)
         if status != 0:
-            raise LaunchError(f"the GPU refused the work: {self._launcher.driver.words(status)}")
+            raise self.fault(status)
+
+    def fault(self, status: int) -> LaunchError:
+        """What to raise where lnl_replay returned that."""
+        return LaunchError(f"the GPU refused the work: {self._launcher.driver.words(status)}")
 
 
 _pack = struct.Struct(f"{len(TENSOR_FIELDS)}P").pack
