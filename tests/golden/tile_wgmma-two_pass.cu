@@ -635,7 +635,6 @@ __device__ __forceinline__ void look_at_x(const Params& p, const Tile& t, float4
   constexpr int AT_ONCE = CHUNKS * VALUES == 8 ? 4 : 2;
   const int lane = threadIdx.x % 8, first = threadIdx.x % 128 / 8;
   const auto keep = [&](int row, const RowStats& stats) {
-    if (lane > 0) return;
     const bool exists = row < t.valid;
     to[row].x = exists ? stats.mean : 0.0f;
     to[row].y = exists ? stats.rest : 0.0f;
@@ -646,7 +645,7 @@ __device__ __forceinline__ void look_at_x(const Params& p, const Tile& t, float4
     for (int row = first; row < TILE_ROWS; row += 16) {
       RowStats stats = {};
       if (row < t.valid && lane == 0) stats = {p.mean[t.first + row], 0.0f, p.rstd[t.first + row]};
-      keep(row, stats);
+      if (lane == 0) keep(row, stats);
     }
     return;
   }
@@ -687,8 +686,15 @@ __device__ __forceinline__ void look_at_x(const Params& p, const Tile& t, float4
       all_d[i] = lane_sum<8>(all_d[i]);
       all_d2[i] = lane_sum<8>(all_d2[i]);
     }
+    // Lane i has row i of those at once.
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) keep((step + i) * 16 + first, row_stats(mean[i], all_d[i], all_d2[i], p.eps));
+    for (int i = 1; i < AT_ONCE; ++i) {
+      mean[0] = lane == i ? mean[i] : mean[0];
+      all_d[0] = lane == i ? all_d[i] : all_d[0];
+      all_d2[0] = lane == i ? all_d2[i] : all_d2[0];
+    }
+    const RowStats stats = row_stats(mean[0], all_d[0], all_d2[0], p.eps);
+    if (lane < AT_ONCE) keep((step + lane) * 16 + first, stats);
   }
 }
 
