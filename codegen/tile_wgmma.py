@@ -23,15 +23,17 @@ _SLICE = 64
 _MOST_COLUMNS = 128
 """The largest H and O: what w and a tile's planes leave room for, and G registers."""
 
-_LOOKERS = 128
-"""Threads of a block that do not multiply."""
+_LOOKERS = 256
+"""Threads of a block that do not multiply: half of them have x, half dy."""
 
 _ALIGNMENT = 1024
 """Bytes a swizzle repeats after."""
 
-_REGISTERS = {1: (0, 255), 2: (72, 216), 3: (80, 144)}
-"""By how many warpgroups multiply: registers of a thread that looks (0: as it began), and of one that multiplies. Multiples of 8
-that come, with those of all warpgroups, to what the SM has for a block of so many."""
+_REGISTERS = {1: (88, 240), 2: (48, 208), 3: (56, 120)}
+_REGISTERS_OF_SHORT = {1: (88, 240), 2: (72, 184), 3: (56, 120)}
+"""By how many warpgroups multiply: registers of a thread that looks, and of one that multiplies. Multiples of 8 that come, with
+those of all warpgroups, to what the SM has for a block of so many. Values of 16 bits are looked at eight at a time, and need no
+second sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,11 @@ class _Sizes:
         return self.teams * self.slices
 
     @property
+    def shares(self) -> tuple[int, int] | None:
+        """Registers of a thread that looks, and of one that multiplies; None: so many warpgroups get too few."""
+        return (_REGISTERS if self.item == 4 else _REGISTERS_OF_SHORT).get(self.groups)
+
+    @property
     def threads(self) -> int:
         """Threads that multiply."""
         return 128 * self.groups
@@ -69,9 +76,9 @@ class _Sizes:
         stage = _ROWS * (self.h_padded + self.o_padded) * self.item
         w = 2 * self.planes * self.h_padded * self.o_padded
         row_sums = 8 * self.teams * 2 * self.slices * _ROWS
-        groups = 4 * _LOOKERS * 16 // self.item
+        groups = 4 * 128 * 16 // self.item
         scales = 4 * self.stages * self.o_padded if self.scaled else 0
-        return (_ALIGNMENT + self.stages * (stage + 16 * _ROWS + 16) + w + row_sums + 4 * self.h_padded + groups + scales)
+        return (_ALIGNMENT + self.stages * (stage + 16 * _ROWS + 16) + 8 + w + row_sums + 4 * self.h_padded + groups + scales)
 
     @property
     def exchanged_bytes(self) -> int:
@@ -114,13 +121,12 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
         return f"needs {sizes.shared_bytes} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
     if sizes.stages <= sizes.teams:
         return f"{sizes.stages} stages hold no tile more than {sizes.teams} teams work on"
-    if sizes.groups not in _REGISTERS:
+    if sizes.shares is None:
         return f"{sizes.teams} teams of {sizes.slices} warpgroups leave a thread too few registers"
     if sizes.exchanged_bytes > sizes.stages * _ROWS * (sizes.h_padded + sizes.o_padded) * sizes.item:
         return f"{sizes.stages} stages have no room for the sums of {sizes.teams} teams"
-    available = _REGISTERS[sizes.groups][1]
-    if sizes.registers > available:
-        return f"needs about {sizes.registers} registers a thread where {available} are there"
+    if sizes.registers > sizes.shares[1]:
+        return f"needs about {sizes.registers} registers a thread where {sizes.shares[1]} are there"
     return None
 
 
@@ -150,9 +156,8 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
              "H_PADDED": sizes.h_padded, "O_PADDED": sizes.o_padded}
     if ahead := number(params, "prefetch"):
         named |= {"PREFETCH": ahead}
-    looking, multiplying = _REGISTERS[sizes.groups]
-    if looking:
-        named |= {"PRODUCER_REGISTERS": looking, "CONSUMER_REGISTERS": multiplying}
+    if sizes.shares:
+        named |= {"PRODUCER_REGISTERS": sizes.shares[0], "CONSUMER_REGISTERS": sizes.shares[1]}
     if params["reduction"] == "two_pass":
         named |= reduction.second_pass(problem, number(tile_mma.split_params(_of_tile_mma(params)), "splits"))
     return named

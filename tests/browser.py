@@ -64,6 +64,16 @@ class Seen:
     console: list[str]
 
 
+def print_out(page: Path, folder: Path) -> int:
+    """How many sheets of paper a page takes."""
+    program = _program()
+    assert program is not None
+    paper = folder / "paper.pdf"
+    subprocess.run([program, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--no-pdf-header-footer", f"--print-to-pdf={paper}",
+                    page.as_uri()], capture_output=True, timeout=300, check=True)
+    return len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
+
+
 def look(page: Path, width: int, scheme: str, folder: Path) -> Seen:
     """Loads a page as on a device so wide, in CSS pixels, of a reader who prefers that scheme."""
     program = _program()

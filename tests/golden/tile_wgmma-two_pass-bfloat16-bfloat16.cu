@@ -22,6 +22,8 @@ constexpr int STAGES = 2;  // stages of shared memory
 constexpr int H_PADDED = 64;  // columns of x and w, with padding
 constexpr int O_PADDED = 64;  // columns of dy, and rows of w, with padding
 constexpr int PREFETCH = 1;  // tiles that are brought to L2 before they are copied
+constexpr int PRODUCER_REGISTERS = 88;  // registers of a thread of the warpgroup that copies
+constexpr int CONSUMER_REGISTERS = 240;  // registers of a thread that multiplies
 constexpr int SUM_WARPS = 16;  // warps that share out the splits
 constexpr int SUM_VECTOR = 1;  // columns a lane sums
 
@@ -80,6 +82,15 @@ __device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, b
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(read) : "memory");
   }
 }
+template <int BYTES>
+__device__ __forceinline__ void copy_async_bytes(void* to, const void* from) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
+  }
+}
 
 // The copies this thread started since its last commit become a group. Waiting ends all its groups but the N latest; copies that
 // belong to no group yet are not waited for.
@@ -136,6 +147,12 @@ __device__ __forceinline__ void fence_operands() { asm volatile("fence.proxy.asy
 __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+
+// The registers a thread of this warpgroup has from here on: fewer than before, or more.
+template <int REGISTERS>
+__device__ __forceinline__ void give_up_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+template <int REGISTERS>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
 // Matrix products of a warpgroup, 128 threads that call them together: d = a @ b, or += where `accumulate`; d [64,n] float,
 // a [64,16] and b [16,n] in shared memory, by descriptor; n is 64. A warp has 16 rows of d, each eight columns of them
@@ -284,14 +301,14 @@ __device__ __forceinline__ void split_pair(unsigned (&planes)[PLANES], float fir
 
 // One pass over x and dy, as in tile_mma, with products of whole warpgroups. A block stays for many tiles of TILE_ROWS rows, keeps
 // w in shared memory and its part of G = dy^T @ xhat in registers. Its threads have one of two roles:
-//   looking      the last warpgroup brings tiles to a ring of STAGES places in shared memory, and looks at each: mean and rstd of
-//                x, sums of dy;
+//   looking      the last two warpgroups bring tiles to a ring of STAGES places in shared memory, and look at each: one at mean and
+//                rstd of x, one at sums of dy;
 //   multiplying  the others, in TEAMS that take tiles in turn. A warpgroup has SLICE columns of its team's tiles: there xhat, which
 //                takes the place of x, dn = dy @ w, dx and G. For each row's sums over all columns a team meets once a tile.
 constexpr int ITEM = sizeof(data_t);
 constexpr int QUAD_BYTES = 4 * ITEM;
 constexpr int VALUES = 16 / ITEM;  // of a chunk of 16 bytes
-constexpr int BLOCK_THREADS = THREADS + 128;
+constexpr int BLOCK_THREADS = THREADS + 256;
 constexpr int SLICE = 64;  // columns of x that a warpgroup has
 constexpr int SLICES = H_PADDED / SLICE;
 constexpr int TEAMS = THREADS / (128 * SLICES);
@@ -314,7 +331,7 @@ constexpr int DY_LANES = O_PADDED / VALUES;
 constexpr int DY_GROUPS = 128 / DY_LANES;
 
 // Numbers of barriers among warps.
-constexpr int LOOKING = 1, ALL = 2, MULTIPLYING = 3, FIRST_TEAM = 4;
+constexpr int LOOKING_AT_X = 1, LOOKING_AT_DY = 2, MULTIPLYING = 3, FIRST_TEAM = 4;
 
 using barrier_t = unsigned long long;
 
@@ -327,6 +344,7 @@ struct Shared {
   float* groups;  // [DY_GROUPS][O_PADDED]: sums of dy
   barrier_t* looked;  // [STAGES]: a tile is there, and has been looked at
   barrier_t* empty;  // [STAGES]: a tile is done with
+  barrier_t* summed;  // the sums of dy are there
 };
 
 __device__ __forceinline__ Shared shared_layout() {
@@ -341,13 +359,15 @@ __device__ __forceinline__ Shared shared_layout() {
   s.groups = s.gamma + H_PADDED;
   s.looked = reinterpret_cast<barrier_t*>(s.groups + DY_GROUPS * O_PADDED);
   s.empty = s.looked + STAGES;
+  s.summed = s.empty + STAGES;
   return s;
 }
 __device__ __forceinline__ void init_barriers(const Shared& s) {
   for (int stage = 0; stage < STAGES; ++stage) {
-    init_barrier(s.looked + stage, 128);
+    init_barrier(s.looked + stage, 256);
     init_barrier(s.empty + stage, TEAM_THREADS);
   }
+  init_barrier(s.summed, 128);
   fence_barriers();
 }
 
@@ -494,7 +514,14 @@ __device__ __forceinline__ void stage_rows(char* cells, const data_t* from, int 
     constexpr int CHUNKS = PADDED / VALUES, AT_ONCE = 128 / CHUNKS;
     const int first = looker / CHUNKS, chunk = looker % CHUNKS;
     const data_t* const source = from + first * WIDTH + chunk * VALUES;
+    if (WIDTH == PADDED && valid == TILE_ROWS) {
 #pragma unroll
+      for (int step = 0; step < TILE_ROWS / AT_ONCE; ++step) {
+        copy_async_bytes<16>(chunk_at(cells, step * AT_ONCE + first, chunk), source + step * (AT_ONCE * WIDTH));
+      }
+      return;
+    }
+#pragma unroll 1
     for (int step = 0; step < TILE_ROWS / AT_ONCE; ++step) {
       const int row = step * AT_ONCE + first;
       copy_async_or_zero<16>(chunk_at(cells, row, chunk), source + step * (AT_ONCE * WIDTH), row < valid && chunk * VALUES < WIDTH);
@@ -504,7 +531,9 @@ __device__ __forceinline__ void stage_rows(char* cells, const data_t* from, int 
 #pragma unroll 1
   for (int i = looker; i < TILE_ROWS * PADDED; i += 128) {
     const int row = i / PADDED, column = i % PADDED;
-    quad_at(cells, row, column / 4)[column % 4] = row < valid && column < WIDTH ? from[row * WIDTH + column] : data_t{};
+    const bool exists = row < valid && column < WIDTH;
+    data_t* const to = quad_at(cells, row, column / 4) + column % 4;
+    *to = exists ? from[row * WIDTH + column] : data_t{};
   }
 }
 // Asks for the same rows to be brought to L2.
@@ -517,50 +546,77 @@ __device__ __forceinline__ void prefetch_rows(const data_t* from, int valid) {
     if (at < valid * WIDTH) prefetch_l2(from + at);
   }
 }
-// Two groups of copies: x, then dy; empty ones past the last tile.
-__device__ __forceinline__ void stage_tile(const Params& p, const Shared& s, int stage, int n, const Wanted& wanted) {
-  const bool exists = n < tiles_of_block(p);
-  const Tile t = tile_at(p, s, stage, n);
-  if (exists && wanted.x) stage_rows<HIDDEN, H_PADDED>(t.x, p.x + t.first * HIDDEN, t.valid);
-  commit_copies();
-  if (exists) stage_rows<OUT, O_PADDED>(t.dy, p.dy + t.first * OUT, t.valid);
-  commit_copies();
-  if (n + PREFETCH < tiles_of_block(p)) {
-    const Tile later = tile_at(p, s, stage, n + PREFETCH);
-    if (wanted.x) prefetch_rows<HIDDEN>(p.x + later.first * HIDDEN, later.valid);
-    prefetch_rows<OUT>(p.dy + later.first * OUT, later.valid);
-  }
-}
-__device__ __forceinline__ void stage_first_tiles(const Params& p, const Shared& s, const Wanted& wanted) {
-#pragma unroll 1
-  for (int n = 0; n < STAGES; ++n) stage_tile(p, s, n, n, wanted);
-}
 
-// Statistics of the rows of x, eight lanes a row, and two rows at once. Rows that do not exist get zeros, which makes their xhat
-// zero.
+// The tiles of x or of dy, rows of WIDTH values that lie behind the first AT bytes of a stage; for one warpgroup.
+template <int WIDTH, int PADDED, int AT>
+struct Copies {
+  const data_t* tensor;  // null: not needed
+  int tiles;
+
+  // Tile n of the block as a group of copies; nothing past the last one.
+  __device__ __forceinline__ void start(const Params& p, const Shared& s, int stage, int n) const {
+    if (n < tiles && tensor) {
+      const Tile t = tile_at(p, s, stage, n);
+      stage_rows<WIDTH, PADDED>(s.stages + stage * STAGE_BYTES + AT, tensor + t.first * WIDTH, t.valid);
+    }
+    commit_copies();
+    if (n + PREFETCH < tiles && tensor) {
+      const Tile t = tile_at(p, s, stage, n + PREFETCH);
+      prefetch_rows<WIDTH>(tensor + t.first * WIDTH, t.valid);
+    }
+  }
+  __device__ __forceinline__ void start_first(const Params& p, const Shared& s) const {
+#pragma unroll 1
+    for (int n = 0; n < STAGES; ++n) start(p, s, n, n);
+  }
+
+  // Looks at one tile after the other as they come, and replaces those that are done with.
+  template <class Look>
+  __device__ __forceinline__ void each(const Params& p, const Shared& s, int barrier, const Look& look) const {
+    Place place, done;  // of the tile that is looked at, and of the one that is replaced behind it
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n, place.advance()) {
+      wait_for_copy_groups<AHEAD - 1>();
+      if (AT > 0) fence_operands();  // dy is multiplied as it is
+      sync_threads(barrier, 128);
+      if (tensor) look(tile_at(p, s, place.stage, n), place.stage);
+      arrive(s.looked + place.stage);
+      if (n + AHEAD < STAGES) continue;
+      if (n + AHEAD < tiles) wait_phase(s.empty + done.stage, done.phase);
+      start(p, s, done.stage, n + AHEAD);
+      done.advance();
+    }
+  }
+};
+using CopiesOfX = Copies<HIDDEN, H_PADDED, 0>;
+using CopiesOfDy = Copies<OUT, O_PADDED, X_BYTES>;
+
+// Statistics of the rows of x, eight lanes a row, and AT_ONCE rows at once. Rows that do not exist get zeros, which makes their
+// xhat zero.
 __device__ __forceinline__ void look_at_x(const Params& p, const Tile& t, float4* to) {
   constexpr int CHUNKS = H_PADDED / VALUES / 8;  // of a lane
+  constexpr int AT_ONCE = CHUNKS * VALUES == 8 ? 4 : 2;
   const int lane = threadIdx.x % 8, first = threadIdx.x % 128 / 8;
   const auto keep = [&](int row, const RowStats& stats) {
-    if (lane > 0) return;
     const bool exists = row < t.valid;
     to[row].x = exists ? stats.mean : 0.0f;
     to[row].y = exists ? stats.rest : 0.0f;
     to[row].z = exists ? stats.rstd : 0.0f;
   };
   if (p.mean && p.rstd) {
+#pragma unroll 1
     for (int row = first; row < TILE_ROWS; row += 16) {
       RowStats stats = {};
       if (row < t.valid && lane == 0) stats = {p.mean[t.first + row], 0.0f, p.rstd[t.first + row]};
-      keep(row, stats);
+      if (lane == 0) keep(row, stats);
     }
     return;
   }
 #pragma unroll 1
-  for (int step = 0; step < TILE_ROWS / 16; step += 2) {
-    float x[2][CHUNKS][VALUES], mean[2];
+  for (int step = 0; step < TILE_ROWS / 16; step += AT_ONCE) {
+    float x[AT_ONCE][CHUNKS][VALUES], mean[AT_ONCE], all_d[AT_ONCE], all_d2[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < AT_ONCE; ++i) {
       float sum[4] = {};
 #pragma unroll
       for (int c = 0; c < CHUNKS; ++c) {
@@ -568,10 +624,12 @@ __device__ __forceinline__ void look_at_x(const Params& p, const Tile& t, float4
 #pragma unroll
         for (int v = 0; v < VALUES; ++v) sum[v % 4] += x[i][c][v];
       }
-      mean[i] = lane_sum<8>((sum[0] + sum[1]) + (sum[2] + sum[3])) / HIDDEN;
+      mean[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < AT_ONCE; ++i) mean[i] = lane_sum<8>(mean[i]) / HIDDEN;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
       float sum_d[4] = {}, sum_d2[4] = {};
 #pragma unroll
       for (int c = 0; c < CHUNKS; ++c) {
@@ -583,9 +641,23 @@ __device__ __forceinline__ void look_at_x(const Params& p, const Tile& t, float4
           sum_d2[v % 4] = fmaf(d, d, sum_d2[v % 4]);
         }
       }
-      keep((step + i) * 16 + first, row_stats(mean[i], lane_sum<8>((sum_d[0] + sum_d[1]) + (sum_d[2] + sum_d[3])),
-                                              lane_sum<8>((sum_d2[0] + sum_d2[1]) + (sum_d2[2] + sum_d2[3])), p.eps));
+      all_d[i] = (sum_d[0] + sum_d[1]) + (sum_d[2] + sum_d[3]);
+      all_d2[i] = (sum_d2[0] + sum_d2[1]) + (sum_d2[2] + sum_d2[3]);
     }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      all_d[i] = lane_sum<8>(all_d[i]);
+      all_d2[i] = lane_sum<8>(all_d2[i]);
+    }
+    // Lane i has row i of those at once.
+#pragma unroll
+    for (int i = 1; i < AT_ONCE; ++i) {
+      mean[0] = lane == i ? mean[i] : mean[0];
+      all_d[0] = lane == i ? all_d[i] : all_d[0];
+      all_d2[0] = lane == i ? all_d2[i] : all_d2[0];
+    }
+    const RowStats stats = row_stats(mean[0], all_d[0], all_d2[0], p.eps);
+    if (lane < AT_ONCE) keep((step + lane) * 16 + first, stats);
   }
 }
 
@@ -595,17 +667,20 @@ struct Sums {
 
   // Adds a tile.
   __device__ __forceinline__ void look_at_dy(const Tile& t) {
-    constexpr int STEPS = TILE_ROWS / DY_GROUPS;
+    constexpr int STEPS = TILE_ROWS / DY_GROUPS, BATCH = STEPS < 8 ? STEPS : 8;
     const int lane = threadIdx.x % 32, chunk = lane % DY_LANES;
     const int first = threadIdx.x % 128 / DY_LANES;
     float chain[VALUES] = {};
+#pragma unroll 1
+    for (int batch = 0; batch < STEPS; batch += BATCH) {
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      float dy[VALUES];
-      load(dy, reinterpret_cast<const data_t*>(chunk_at(t.dy, step * DY_GROUPS + first, chunk)), true);
+      for (int step = 0; step < BATCH; ++step) {
+        float dy[VALUES];
+        load(dy, reinterpret_cast<const data_t*>(chunk_at(t.dy, (batch + step) * DY_GROUPS + first, chunk)), true);
 #pragma unroll
-      for (int i = 0; i < VALUES; ++i) {
-        chain[i] += dy[i];
+        for (int i = 0; i < VALUES; ++i) {
+          chain[i] += dy[i];
+        }
       }
     }
 #pragma unroll
@@ -627,40 +702,27 @@ struct Sums {
   }
 };
 
-__device__ __forceinline__ void look(const Params& p, const Shared& s, const Wanted& wanted) {
-  const int tiles = tiles_of_block(p), looker = threadIdx.x % 128;
+// Of the warpgroup that has dy.
+__device__ __forceinline__ void look_at_all_dy(const Params& p, const Shared& s, const CopiesOfDy& copies) {
+  const int looker = threadIdx.x % 128;
   Sums sums;
-  Place place, done;  // of the tile that is looked at, and of the one that is replaced behind it
-#pragma unroll 1
-  for (int n = 0; n < tiles; ++n, place.advance()) {
-    const Tile t = tile_at(p, s, place.stage, n);
-    float4* const stats = s.stats + place.stage * TILE_ROWS;
-    if (wanted.x) {
-      wait_for_copy_groups<2 * (AHEAD - 1) + 1>();
-      sync_threads(LOOKING, 128);
-      look_at_x(p, t, stats);
-    }
-    wait_for_copy_groups<2 * (AHEAD - 1)>();
-    fence_operands();
-    sync_threads(LOOKING, 128);
+  copies.each(p, s, LOOKING_AT_DY, [&](const Tile& t, int) {
     sums.look_at_dy(t);
-    arrive(s.looked + place.stage);
-    if (n + AHEAD < STAGES) continue;
-    // The tile TEAMS before is done with soon, if it is not yet.
-    if (n + AHEAD < tiles) wait_phase(s.empty + done.stage, done.phase);
-    stage_tile(p, s, done.stage, n + AHEAD, wanted);
-    done.advance();
-  }
-  sync_threads(LOOKING, 128);
+  });
+  sync_threads(LOOKING_AT_DY, 128);
   Sums::store_chunk(s.groups, sums.total);
-  sync_threads(LOOKING, 128);
+  sync_threads(LOOKING_AT_DY, 128);
   for (int o = looker; o < O_PADDED; o += 128) {
     float sum = s.groups[o];
     for (int group = 1; group < DY_GROUPS; ++group) sum += s.groups[group * O_PADDED + o];
     s.groups[o] = sum;
     if (WANT_DB && p.db && o < OUT) emit(db_share(p) + o, sum);
   }
-  sync_threads(ALL, BLOCK_THREADS);
+  arrive(s.summed);
+}
+// Of the warpgroup that has x.
+__device__ __forceinline__ void look_at_all_x(const Params& p, const Shared& s, const CopiesOfX& copies) {
+  copies.each(p, s, LOOKING_AT_X, [&](const Tile& t, int stage) { look_at_x(p, t, s.stats + stage * TILE_ROWS); });
 }
 
 constexpr float XHAT_SCALE = 1.0f, XHAT_INVERSE_SCALE = 1.0f;
@@ -923,12 +985,11 @@ struct Columns {
 };
 
 // Of a warpgroup that multiplies.
-__device__ __forceinline__ void multiply(const Params& p, const Shared& s, const Wanted& wanted) {
+__device__ __forceinline__ void multiply(const Params& p, const Shared& s, const Wanted& wanted, int tiles) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // as one value of the warp
   const int team = group / SLICES, slice = group % SLICES;
   Columns columns = {};
   Place place;
-  const int tiles = tiles_of_block(p);
 #pragma unroll 1
   for (int n = 0; n < tiles; ++n, place.advance()) {
     if (TEAMS > 1 && n % TEAMS != team) continue;
@@ -948,7 +1009,8 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared& s, const
     if (wanted.g) columns.accumulate(s, t, slice, place.stage);
     arrive(s.empty + place.stage);
   }
-  sync_threads(ALL, BLOCK_THREADS);
+  wait_phase(s.summed, 0);
+  sync_threads(MULTIPLYING, THREADS);
   columns.emit_all(p, s, team);
 }
 
@@ -956,14 +1018,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) tile_wgmma(const 
   const Shared s = shared_layout();
   const Wanted wanted = wanted_of(p);
   if (threadIdx.x == 0) init_barriers(s);
-  if (threadIdx.x >= THREADS) stage_first_tiles(p, s, wanted);
+  const int tiles = tiles_of_block(p);
+  const CopiesOfX of_x = {wanted.x ? p.x : nullptr, tiles};
+  const CopiesOfDy of_dy = {p.dy, tiles};
+  if (threadIdx.x >= THREADS + 128) of_dy.start_first(p, s);
+  else if (threadIdx.x >= THREADS) of_x.start_first(p, s);
   if (wanted.dx) load_w(p, s);
   fence_operands();
   __syncthreads();
   if (threadIdx.x >= THREADS) {
-    look(p, s, wanted);
+    give_up_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x >= THREADS + 128) look_at_all_dy(p, s, of_dy);
+    else look_at_all_x(p, s, of_x);
   } else {
-    multiply(p, s, wanted);
+    take_registers<CONSUMER_REGISTERS>();
+    multiply(p, s, wanted, tiles);
   }
 }
 

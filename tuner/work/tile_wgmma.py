@@ -24,17 +24,17 @@ def _tile_wgmma(setting: Setting) -> Work:
     dx, gradients = "dx" in wants, bool(wants & {"dw", "dgamma"})
 
     # Warp instructions of one tile: of a team, each of whose warpgroups splits all of dy for dn and its part of it for G; and of
-    # the warpgroup that looks at it.
+    # the warpgroups that look at x and at dy.
     split = 0.0 if native else (4.2 if planes > 1 else 2.0)
     x, dy, of_g = rows * 64 / 128, rows * out / 128, rows * out / 128 / (2 if slices == 2 and out == 128 else 1)
     dn = dy * split + x * 16.0 if dx else 0.0
     columns = of_g * split + x * 7.0 + (out / 2 if scaled else 0.0) if gradients else 0.0
     team = 4 * slices * (dn + columns + 100.0)
-    looking = 4 * (rows * (hidden * 9.0 + out * (9.5 if scaled else 4.0)) / 128 + 100.0)
+    look_x, look_dy = rows * hidden / 128 * 6.0 + 100.0, rows * out / 128 * (5.5 if scaled else 3.0) + 100.0
     # Cycles in which a team passes a tile when it is alone: products, and what is not beside them.
     product = made_of * rows * hidden * out / RATE
     alone = (product * (int(dx) + int(gradients)) + (x * 7.0 + 100.0) * slices + 2 * BARRIER + 6 * SHUFFLE + 8 * SHARED)
-    look = looking / 4 * 1.5 + 3 * BARRIER + 9 * SHUFFLE
+    look = max(look_x, look_dy) * 2.0 + 3 * BARRIER + 6 * SHUFFLE
     load = L2 + rows * (hidden + out) * size / 40.0
     waits = max(0.0, load + look - alone) / 2 if constants["STAGES"] == teams + 1 else 0.0
     tile_chain = max((alone + waits) / teams, look)
@@ -47,11 +47,11 @@ def _tile_wgmma(setting: Setting) -> Work:
     atomics, meetings = emission(setting)
     return Work(
         chain=beginning + tiles * tile_chain + ending,
-        instructions=tiles * (team + looking) + 80.0 * out,
+        instructions=tiles * (team + 4 * (look_x + look_dy)) + 80.0 * out,
         wavefronts=tiles * tile_wavefronts + out * hidden * 2 * planes / 64,
         l2_bytes=size * problem.rows * (hidden * (2 if dx else 1) + out)
         + setting.blocks * (2.0 * setting.w_bytes + 4.0 * setting.parameter_elements),
-        atomics=atomics, meetings=meetings, registers=65536 // setting.threads // 8 * 8,
+        atomics=atomics, meetings=meetings, registers=min(255, 65536 // setting.threads // 8 * 8),
         matrix=float(tiles * setting.blocks * made_of * rows * hidden * out * (int(dx) + int(gradients))) * _FASTER)
 
 
