@@ -278,7 +278,7 @@ def test_a_run_begins_with_what_is_known(book: Book, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(recall, "Book", lambda: book)
     space = survey(problem(16), GPU.limits, ROWWISE)
     unlikely = [config for config in rank(space) if config.variant == "row_warp"][-3:]
-    book.add(key(), [point(4096, str(unlikely[0])), point(16, str(unlikely[1]), source="")])
+    book.add(key(), [point(64, str(unlikely[0])), point(16, str(unlikely[1]), source="")])
     book.add(key(accuracy="tf32"), [point(16, str(unlikely[2]), about=key(accuracy="tf32"))])
     tuning = TuningRun(Request(Shape(2, 8, HIDDEN, OUT), variants=ROWWISE, trials=60), FakeGpu())
     assert recall.seeds(tuning.info, space, book) == [unlikely[1], unlikely[0], unlikely[2]]
@@ -286,6 +286,14 @@ def test_a_run_begins_with_what_is_known(book: Book, monkeypatch: pytest.MonkeyP
     tried = [record.config for record in tuning.result().records if record.status is Status.OK]
     first = tried[:len(space.variants) * (1 + recall.SEEDS)]  # each family's default goes before them
     assert set(unlikely) <= set(first)
+
+
+def test_a_winner_at_far_row_counts_is_no_seed_where_it_is_predicted_to_be_slow(book: Book) -> None:
+    space = survey(problem(16), GPU.limits, ROWWISE)
+    ranked = [config for config in rank(space) if config.variant == "row_warp"]
+    book.add(key(), [point(4096, str(ranked[-1])), point(1 << 20, str(ranked[0]))])
+    info = TuningRun(Request(Shape(2, 8, HIDDEN, OUT), variants=ROWWISE, trials=1), FakeGpu()).info
+    assert recall.seeds(info, space, book) == [ranked[0]]
 
 
 def test_seeds_are_candidates_of_the_run(book: Book) -> None:

@@ -68,14 +68,15 @@ def exact(problem: Problem, executor: Executor, book: Book) -> Config | None:
 
 def seeds(info: RunInfo, space: Space, book: Book | None = None) -> list[Config]:
     """The configs a run should try first: winners of like runs on the same GPU, those for the very same question first, then
-    those of near row counts, whatever sources their times are of. None where the run only predicts: it ranks every config itself.
+    those of near row counts, whatever sources their times are of. Those of far row counts must not be predicted to be slow.
+    None where the run only predicts: it ranks every config itself.
     """
     if not info.measures:
         return []
     book = Book() if book is None else book
     own = key_of(space.problem, info.device, info.target, info.regime)
     points = [(key != own, _away(space.problem.rows, point), point.us, point) for key in book.akin(own)
-              for point in book.points(key)]
+              for point in book.points(key) if _is_credible(space.problem, point, space.limits)]
     ordered = (point.parsed for *_, point in sorted(points, key=lambda entry: entry[:3]))
     fit = (_candidate(config, space) for config in dict.fromkeys(ordered) if config is not None)
     return list(islice(dict.fromkeys(config for config in fit if config is not None), SEEDS))
