@@ -20,8 +20,8 @@ _BULK = 0.6
 """What a byte of a bulk copy counts against one of the cost model's rate of L2: 6.5 TB/s at 8,1024,768,2304 and 7.3 at
 16,512,1024,4096 left tensor cores the bound."""
 
-_ROW_COPY = 20.0
-"""Cycles from one copy of a row of dy to the next, in split=fragments: 2200 a stage of 128 and 64 rows in turn,
+_ROW_COPY = 14.0
+"""Cycles from one copy of a row of dy to the next, in split=fragments: 1850 a stage of 128 and 64 rows in turn,
 in bfloat16, with what else there is."""
 
 _WAITING = 1.5
