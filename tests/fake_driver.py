@@ -22,6 +22,13 @@ _BY_NUMBER = {number: _VALUES[name] for name, number in driver_module._ATTRIBUTE
 _INT, _UINT, _POINTER, _SIZE = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
 
 
+class _KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h."""
+
+    _fields_ = [("function", _POINTER), ("grid", _UINT * 3), ("block", _UINT * 3), ("shared_bytes", _UINT),
+                ("arguments", ctypes.POINTER(_POINTER)), ("extra", _POINTER), ("kernel", _POINTER), ("context", _POINTER)]
+
+
 class FakeDriver:
     """The library: functions by name, each a C function pointer.
 
@@ -29,12 +36,15 @@ class FakeDriver:
         executor: runs the kernels.
 
     Attributes:
+        functions: by name.
         current: the stack of contexts of this thread; its last entry is current.
         log: what was enqueued, in order: kernel names, and "fill N" with bytes.
         streams: on which streams.
         fail: a function that fails from now on.
         memory: fenced memory that the kernels may touch; None: ordinary memory.
         params: the bytes that each launch got.
+        capturing: streams that are captured.
+        graphs: the nodes of each graph that was made: function, grid, block, shared bytes and parameters.
         name, ordinal: of the device.
     """
 
@@ -50,13 +60,15 @@ class FakeDriver:
         self.fault: LaunchError | None = None
         self.memory: Memory | None = None
         self.params: list[bytes] = []
+        self.capturing: set[int] = set()
+        self.graphs: list[list[tuple[int, int, int, int, bytes]]] = []
         self.opted_in: dict[str, int] = {}
         self.name, self.ordinal = "NVIDIA H200", 0
-        self._kept = {name: ctypes.CFUNCTYPE(_INT, *types)(self._guarded(name, function))
+        self.functions = {name: ctypes.CFUNCTYPE(_INT, *types)(self._guarded(name, function))
                       for name, (types, function) in self._table().items()}
 
     def __getitem__(self, name: str) -> Any:
-        return self._kept[name]
+        return self.functions[name]
 
     def compiled(self, source: Source) -> bytes:
         """What stands for the machine code of a source: its place among those compiled so far."""
@@ -103,7 +115,43 @@ class FakeDriver:
                                 lambda to, value, count, stream: self._fill(to, value, count, stream)),
             "cuMemsetD32Async": ([ctypes.c_ulonglong, _UINT, _SIZE, _POINTER],
                                  lambda to, value, count, stream: self._fill(to, value, 4 * count, stream)),
-            "cuLaunchKernel": ([_POINTER, *[_UINT] * 7, _POINTER, ctypes.POINTER(_POINTER), _POINTER], self._launch)}
+            "cuLaunchKernel": ([_POINTER, *[_UINT] * 7, _POINTER, ctypes.POINTER(_POINTER), _POINTER], self._launch),
+            "cuStreamIsCapturing": ([_POINTER, _POINTER], lambda stream, to: _store(_INT, to, (stream or 0) in self.capturing)),
+            "cuGraphCreate": ([_POINTER, _UINT], self._create_graph),
+            "cuGraphAddKernelNode_v2": ([_POINTER, _POINTER, _POINTER, _SIZE, _POINTER], self._add_node),
+            "cuGraphInstantiateWithFlags": ([_POINTER, _POINTER, ctypes.c_ulonglong],
+                                            lambda to, graph, flags: _store(_POINTER, to, graph)),
+            "cuGraphExecKernelNodeSetParams_v2": ([_POINTER] * 3, self._set_node),
+            "cuGraphLaunch": ([_POINTER] * 2, self._launch_graph)}
+
+    def _create_graph(self, to: int, flags: int) -> None:
+        self.graphs.append([])
+        _store(_POINTER, to, len(self.graphs))
+
+    def _add_node(self, to: int, graph: int, after: int | None, count: int, values: int) -> None:
+        nodes = self.graphs[graph - 1]
+        if (_POINTER.from_address(after).value if after and count == 1 else 0) != len(nodes):
+            raise LaunchError("a node does not come after the one before")
+        nodes.append(self._node(values))
+        _store(_POINTER, to, len(nodes))
+
+    def _set_node(self, executable: int, node: int, values: int) -> None:
+        nodes, new = self.graphs[executable - 1], self._node(values)
+        if new[0] != nodes[node - 1][0]:
+            raise LaunchError("another function")
+        nodes[node - 1] = new
+
+    def _launch_graph(self, executable: int, stream: int | None) -> None:
+        self.log.append(f"graph {executable}")
+        for function, grid, block, shared, params in self.graphs[executable - 1]:
+            self._run(function, grid, block, shared, params, stream)
+
+    def _node(self, values: int) -> tuple[int, int, int, int, bytes]:
+        node = _KernelNode.from_address(values)
+        return (node.function, node.grid[0], node.block[0], node.shared_bytes, self._params(node.function, node.arguments[0]))
+
+    def _params(self, function: int, argument: int) -> bytes:
+        return ctypes.string_at(argument, self._functions[function - 1][0].params_bytes)
 
     def _load(self, to: int, image: bytes) -> None:
         self._check()
@@ -125,10 +173,12 @@ class FakeDriver:
 
     def _launch(self, function: int, grid: int, _y: int, _z: int, block: int, _by: int, _bz: int, shared: int, stream: int | None,
                 arguments: Any, extra: int | None) -> None:
+        self._run(function, grid, block, shared, self._params(function, arguments[0]), stream)
+
+    def _run(self, function: int, grid: int, block: int, shared: int, params: bytes, stream: int | None) -> None:
         self._check()
         kernels, name = self._functions[function - 1]
         assert shared <= max(self.opted_in.get(name, 0), 48 << 10)
-        params = ctypes.string_at(arguments[0], kernels.params_bytes)
         self.params.append(params)
         self.log.append(name)
         self.streams.append(stream or 0)

@@ -46,10 +46,12 @@ TEXTS = {
     "aborts": ("__builtin_abort();", Status.CRASH),
     "exits": ("__builtin__exit(0);", Status.CRASH),
     "out of bounds": ("if (threadIdx.x == 0) p.db[1LL << 40] = 1.0f;", Status.LAUNCH_ERROR),
-    "prints": (r'__builtin_printf("{\"lost\": \"all of it\"}\n");', Status.OK),
+    "prints": (r'if (blockIdx.x == 0 && threadIdx.x == 0) printf("{\"lost\": \"all of it\"}\n");', Status.OK),
 }
 """What stands at the beginning of each kernel, and what becomes of the candidate on the CPU."""
 
+ON_GPU = ("out of bounds", "endless", "prints")
+"""Those that a GPU's compiler takes too."""
 
 MEMORY_BYTES, PIECE_BYTES = 1 << 30, 1 << 28
 """What a worker may take, and what one that runs away takes at once."""
@@ -102,7 +104,7 @@ def planted(source: Source) -> Source:
         return source
     text, count = re.subn(ENTRY, lambda found: f"{found[0]} {TEXTS[name][0]}", source.text)
     assert count
-    return replace(source, text=text)
+    return replace(source, text=f"#include <stdio.h>\n{text}")
 
 
 def plant(program: Program, name: str | None) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from codegen.arithmetic import OWN_ARITHMETIC
 from codegen.artifact import ArtifactKernel, ArtifactText, artifact
-from codegen.limits import target
+from codegen.limits import TARGETS, target
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.render import render
 from codegen.tensors import INPUTS
@@ -59,13 +59,14 @@ class Gpu:
 
     @property
     def arch(self) -> str:
-        """As nvcc spells it."""
+        """As nvcc spells it, with all instructions of the architecture: sm_90a, not sm_90."""
         digits = []
         for attribute in (COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR):
             value = ctypes.c_int()
             self("cuDeviceGetAttribute", ctypes.byref(value), attribute, 0)
             digits.append(value.value)
-        return "sm_{}{}".format(*digits)
+        name = "sm_{}{}".format(*digits)
+        return target(name).arch if name in TARGETS else name
 
     @contextmanager
     def memory(self, arrays: dict[str, np.ndarray], shifted: frozenset[str] = frozenset()) -> Iterator[dict[str, int]]:

@@ -109,6 +109,9 @@ LAWS = [
     Law("too_few_threads_come",
         "if (threadIdx.x < 32) sync_threads(3, 64);", "if (threadIdx.x < 32) sync_threads(3, 64);\nelse arrive_threads(3, 64);",
         "block 0, thread 0: waits at sync_threads (line 1) for threads that never come"),
+    Law("part_of_a_warp_elects",
+        "if (threadIdx.x > 7 && is_elected()) p.y[0] = 1.0f;", "if (is_elected() && threadIdx.x < 32) p.y[0] = 1.0f;",
+        "block 0, thread 8: calls is_elected (line 1), but lane 0 (thread 0) has left the kernel"),
     Law("part_of_a_warp", "sync_threads(1, 48);", "sync_threads(1, 64);",
         "block 0, thread 0: line 1: waits for 48 threads of 64; it must be whole warps of the block"),
     Law("number_of_syncthreads", "sync_threads(0, 64);", "sync_threads(15, 64);",
@@ -161,6 +164,7 @@ LAWS = [
 
 # Bodies of kernels by name.
 LAWFUL = {
+    "elected": "for (int i = 0; i < 5; ++i) if (is_elected()) p.y[threadIdx.x / 32] = (i == 0 ? 0 : p.y[threadIdx.x / 32]) + 1;",
     # What is there before the wait, and after it.
     "landing": f"{ONE}if (threadIdx.x == 0) {{\n  for (int i = 0; i < 60; ++i) s[i] = -1.0f;\n  arrive_expecting(b, 64);\n"
                "  copy_bulk(s, p.x, 64, b);\n  p.y[0] = s[0];\n  p.y[1] = s[16];\n}\n__syncthreads();\nwait_phase(b, 0);\n"
@@ -203,6 +207,11 @@ def test_a_bulk_copy_lands_when_it_is_waited_for(order: str, run: Run) -> None:
     got = run("landing", order=order)
     assert np.isnan(got[0]) and got[1] == -1
     assert got[2:20].tolist() == [*range(1, 17), -1, -1]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_one_lane_of_each_warp_is_elected(order: str, run: Run) -> None:
+    assert run("elected", order=order)[:2].tolist() == [5, 5]
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -41,7 +41,7 @@ def loaded(fake: FakeDriver, store: Store, config: Config, problem: Problem) -> 
 
 
 def run(fake: FakeDriver, host: Executor, kernel: Kernel, inputs: Inputs, wants: frozenset[str],
-        kept: frozenset[str] = frozenset(), before: float = math.nan) -> Gradients:
+        kept: frozenset[str] = frozenset(), before: float = math.nan, stream: int = 7) -> Gradients:
     """One call on fenced memory full of NaN, or of what was there before."""
     assert isinstance(host, HostExecutor)
     replay = kernel.at(inputs.rows, inputs.eps, kept)
@@ -53,7 +53,7 @@ def run(fake: FakeDriver, host: Executor, kernel: Kernel, inputs: Inputs, wants:
             addresses[name] = memory.add_output(name, spec.shape, spec.dtype)
             memory.fill(name, before)
         workspace = memory.add_output("workspace", (replay.workspace_bytes // 4,))
-        replay([addresses.get(name, 0) for name in TENSOR_FIELDS], workspace, 7)
+        replay([addresses.get(name, 0) for name in TENSOR_FIELDS], workspace, stream)
         return Gradients(**{name: memory.read(name) for name in wants})
 
 
@@ -89,6 +89,59 @@ def test_what_is_not_wanted_is_neither_filled_nor_computed(fake: FakeDriver, hos
     got = run(fake, host_executor, kernel, inputs, frozenset(("dx", "db")))
     assert bound_fault(inputs, got, frozenset(("dx", "db"))) is None
     assert [entry for entry in fake.log if entry.startswith("fill")] == [f"fill {4 * OUT}"]
+
+
+SEVERAL = next(config for config in EACH if config.variant == "gemm_mma")
+"""A plan of several launches and no fill."""
+
+
+def judged(fake: FakeDriver, host: Executor, kernel: Kernel, rows: int = ROWS, seed: int = 0, stream: int = 7) -> list[str]:
+    """What one call, which has to be right, enqueues."""
+    fake.log.clear()
+    inputs = random_inputs(rows, HIDDEN, OUT, seed=seed)
+    assert bound_fault(inputs, run(fake, host, kernel, inputs, ALL_GRADIENTS, stream=stream)) is None
+    return list(fake.log)
+
+
+def test_launches_are_one_graph_for_all_data_and_row_counts(fake: FakeDriver, host_executor: Executor, store: Store) -> None:
+    kernel = loaded(fake, store, SEVERAL, Problem(1, HIDDEN, OUT))
+    launches = [launch.kernel for launch in kernel.source.plan.launches]
+    for seed, rows in enumerate((ROWS, ROWS, 1, 70)):
+        assert judged(fake, host_executor, kernel, rows, seed) == ["graph 1", *launches]
+    assert len(launches) > 1 and set(fake.streams) == {7}
+
+
+def test_streams_share_no_graph(fake: FakeDriver, host_executor: Executor, store: Store) -> None:
+    kernel = loaded(fake, store, SEVERAL, Problem(1, HIDDEN, OUT))
+    first = [judged(fake, host_executor, kernel, stream=stream)[0] for stream in (0, 1, 2, 3, 4, 3, 0)]
+    assert first[:4] == ["graph 1", "graph 2", "graph 3", "graph 4"] and first[5:] == ["graph 4", "graph 1"]
+    assert not first[4].startswith("graph")  # there are no more
+
+
+def test_a_captured_stream_gets_launches(fake: FakeDriver, host_executor: Executor, store: Store) -> None:
+    kernel = loaded(fake, store, SEVERAL, Problem(1, HIDDEN, OUT))
+    for captured in (False, True, False):
+        fake.capturing = {7} if captured else set()
+        assert ("graph 1" in judged(fake, host_executor, kernel)) is not captured
+
+
+def test_what_is_filled_first_is_launched_by_itself(fake: FakeDriver, host_executor: Executor, store: Store) -> None:
+    log = judged(fake, host_executor, loaded(fake, store, PLAIN, Problem(1, HIDDEN, OUT)))
+    assert log[0].startswith("fill") and not fake.graphs
+
+
+@pytest.mark.parametrize("function", ["cuStreamIsCapturing", "cuGraphCreate", "cuGraphAddKernelNode_v2",
+                                      "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"])
+@pytest.mark.parametrize("lacks", [True, False], ids=["lacks", "fails"])
+def test_where_there_are_no_graphs_kernels_are_launched(fake: FakeDriver, host_executor: Executor, store: Store, function: str,
+                                                        lacks: bool) -> None:
+    if lacks:
+        del fake.functions[function]
+    else:
+        fake.fail = function
+    kernel = loaded(fake, store, SEVERAL, Problem(1, HIDDEN, OUT))
+    for _ in range(2):
+        assert judged(fake, host_executor, kernel) == [launch.kernel for launch in kernel.source.plan.launches]
 
 
 def test_saved_statistics_are_read(fake: FakeDriver, host_executor: Executor, store: Store) -> None:

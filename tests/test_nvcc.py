@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,8 +13,10 @@ from codegen.config import Config
 from codegen.limits import TARGETS, target
 from codegen.problem import Problem
 from codegen.render import render
+from codegen.space import make_config
 from tests import cases
 from tests.configs import every_reduction
+from tests.planted_worker import ON_GPU, PLANTS, planted
 from tests.variant_cases import EACH, TYPED, other_way
 from tuner.store import Store
 from tuner.toolchain import REPORT, Binary, find_nvcc
@@ -63,3 +66,12 @@ def test_compiles_without_spills_and_warnings(binaries: dict[Case, Binary], case
         assert 0 < used.registers * launch.block <= limits.registers_per_sm
         assert used.shared_bytes == launch.shared_bytes <= limits.shared_per_block
     assert "warning" not in (binary.cubin.parent / REPORT).read_text()
+
+
+@pytest.mark.parametrize("plant", ON_GPU)
+def test_what_tests_plant_on_a_gpu_compiles(store: Store, monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
+    source = render(PROBLEM, make_config("row_warp"))
+    monkeypatch.setenv(PLANTS, json.dumps({str(source.config): plant}))
+    changed = planted(source)
+    assert changed.text != source.text
+    find_nvcc(ARCHITECTURES[-1]).compile(changed.text, "sm_90a", store)

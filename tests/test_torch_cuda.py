@@ -20,7 +20,7 @@ from tests.torch_on_host import LIMITS, close, exact, leaves
 from tuner.compare import bound_fault
 from tuner.errors import LaunchError
 from tuner.inputs import Gradients, random_inputs
-from tuner.torch import LayerNormLinear, convert, layer_norm_linear, ops
+from tuner.torch import LayerNormLinear, convert, direct, layer_norm_linear, ops
 from tuner.torch.module import FusedLinear
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("error:PyTorch's own kernels")]
@@ -55,7 +55,13 @@ def torch_forward(*arguments: Any) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "hidden", "out"), [((4, 4), 8, 16), ((2, 71), 229, 33), ((8, 128), 256, 1024)], ids=str)
-def test_gradients(dtype: torch.dtype, rows: tuple[int, ...], hidden: int, out: int) -> None:
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
+def test_gradients(monkeypatch: pytest.MonkeyPatch, compiled: bool, dtype: torch.dtype, rows: tuple[int, ...], hidden: int,
+                   out: int) -> None:
+    direct.start().join()
+    assert direct.compiled is not None
+    if not compiled:
+        monkeypatch.setattr(direct, "compiled", None)
     arguments = on_gpu(*rows, hidden=hidden, out=out, dtype=dtype)
     grad = torch.randn(*rows, out, device="cuda").to(dtype)
     y = layer_norm_linear(*arguments)
@@ -266,6 +272,9 @@ def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], No
     def call() -> None:
         ops.backward(grad, *arguments[:4], mean, rstd, 1e-5, None, needs)
 
+    call()
+    direct.start().join()
+    assert direct.compiled is not None
     times = []
     for _ in range(200):
         torch.cuda.synchronize()

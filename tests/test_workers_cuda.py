@@ -14,7 +14,7 @@ from codegen.problem import Shape
 from codegen.render import render
 from codegen.space import valid_configs
 from tests import planted_worker
-from tests.planted_worker import PLANTS, planted
+from tests.planted_worker import ON_GPU, PLANTS, planted
 from tuner.executors.cuda_context import open_gpu
 from tuner.outcome import TuneResult
 from tuner.records import Record, Status
@@ -49,7 +49,7 @@ def test_a3_out_of_bounds_and_endless_kernels_cost_themselves_alone(store: Store
     assert clean.winner is not None and clean.lost is None
     first = [record.config for record in clean.records if record.status is Status.OK][:20]
     spare = [config for config in first if config != clean.winner.config][:3]
-    plants = dict(zip(spare, ("out of bounds", "endless", "prints"), strict=True))
+    plants = dict(zip(spare, ON_GPU, strict=True))
     result = tuned(store, monkeypatch, plants)
     found = tried(result)
     assert [found[config].status for config in spare] == [Status.CRASH, Status.HANG, Status.OK]

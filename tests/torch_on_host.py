@@ -14,6 +14,7 @@ from tuner.launcher.driver import Device, Driver
 from tuner.launcher.engine import Engine
 from tuner.launcher.program import Launcher
 from tuner.store import Store
+from tuner.torch import direct
 from tuner.torch import engine as engine_module
 from tuner.torch.engine import NAMES
 
@@ -31,6 +32,7 @@ def install(monkeypatch: pytest.MonkeyPatch, host: HostExecutor, store: Store) -
     monkeypatch.setattr(engines, "_engines", {-1: engine})  # the number that CPU tensors give
     engine_module.forget()
     monkeypatch.setattr(engine_module, "stream_of", lambda index: STREAM)
+    monkeypatch.setattr(direct, "start", lambda: None)  # it takes the time of many tests
     monkeypatch.setattr(engines, "choose",
                         lambda problem, place: nearest_runnable(problem, make_config("row_thread"), place.limits))
     return fake

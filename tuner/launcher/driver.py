@@ -49,6 +49,13 @@ class Driver:
         if status != 0:
             raise LaunchError(f"{function} failed: {self.words(status)}")
 
+    def has(self, function: str) -> bool:
+        """Whether the driver has a function, which an older one may lack."""
+        try:
+            return bool(self._library[function])
+        except (AttributeError, KeyError):
+            return False
+
     def address(self, function: str) -> int:
         """Where a function begins."""
         found = ctypes.cast(self._library[function], ctypes.c_void_p).value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,15 @@ def adds(plan: Plan) -> frozenset[str]:
     return frozenset(name for step in plan.steps if isinstance(step, Fill) for name in step.names if name in OUTPUTS)
 
 
+_FUNCTIONS = ("cuLaunchKernel", "cuMemsetD8Async", "cuMemsetD32Async", "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
+              "cuCtxPopCurrent_v2")
+_GRAPH_FUNCTIONS = ("cuStreamIsCapturing", "cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
+                    "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch")
+"""Of CUDA 12; where the driver is older, there are no graphs."""
+
+
 class _Functions(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("launch", "fill_bytes", "fill_words", "current", "push", "pop")]
+    _fields_ = [(name, ctypes.c_void_p) for name in (*_FUNCTIONS, *_GRAPH_FUNCTIONS)]
 
 
 class _Step(ctypes.Structure):
@@ -47,8 +55,8 @@ class _Step(ctypes.Structure):
 
 class _Call(ctypes.Structure):
     _fields_ = [("driver", ctypes.POINTER(_Functions)), ("context", ctypes.c_void_p), ("steps", ctypes.POINTER(_Step)),
-                ("offsets", ctypes.POINTER(ctypes.c_size_t)), ("parameters", ctypes.c_char_p), ("steps_count", ctypes.c_uint),
-                ("tensors", ctypes.c_uint), ("buffers", ctypes.c_uint), ("parameters_bytes", ctypes.c_uint)]
+                ("offsets", ctypes.POINTER(ctypes.c_size_t)), ("parameters", ctypes.c_char_p), ("graphs", ctypes.c_void_p),
+                *((name, ctypes.c_uint) for name in ("steps_count", "tensors", "buffers", "parameters_bytes"))]
 
 
 class Launcher:
@@ -72,12 +80,21 @@ class Launcher:
 
         self._library = ctypes.CDLL(str(store.get_or_build(key, build) / _LIBRARY))
         self.replay: Any = self._library.lnl_replay
-        self.replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        self.replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
         self.replay.restype = ctypes.c_int
+        self.address = int(ctypes.cast(self.replay, ctypes.c_void_p).value or 0)
         self.driver = driver
-        self.functions = _Functions(*(driver.address(name) for name in (
-            "cuLaunchKernel", "cuMemsetD8Async", "cuMemsetD32Async", "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
-            "cuCtxPopCurrent_v2")))
+        self._has_graphs = all(driver.has(name) for name in _GRAPH_FUNCTIONS)
+        self.functions = _Functions(*map(driver.address, (*_FUNCTIONS, *(_GRAPH_FUNCTIONS if self._has_graphs else ()))))
+
+    def graphs(self, plan: Plan) -> Any:
+        """Memory for the graphs of a plan's launches; None where there can be none."""
+        if not self._has_graphs or len(plan.launches) > self._constant("lnl_graph_nodes"):
+            return None
+        return (ctypes.c_uint64 * -(-self._constant("lnl_graphs_bytes") // 8))()
+
+    def _constant(self, name: str) -> int:
+        return ctypes.c_uint.in_dll(self._library, name).value
 
 
 class Kernel:
@@ -101,6 +118,7 @@ class Kernel:
         self._launcher = launcher
         self._device = device
         self._handles = device.load(cubin, shared)
+        self._graphs = launcher.graphs(source.plan)
 
     def at(self, rows: int, eps: float, kept: frozenset[str] = frozenset()) -> Replay:
         """Ready for a row count. To outputs that are `kept`, some of `adds`, the call adds instead of overwriting them.
@@ -108,7 +126,7 @@ class Kernel:
         Raises:
             LaunchError: a grid would be larger than any device takes.
         """
-        return Replay(self._launcher, self._device, self.source, self._handles, rows, eps, kept)
+        return Replay(self._launcher, self._device, self.source, self._handles, self._graphs, rows, eps, kept)
 
 
 class Replay:
@@ -117,10 +135,11 @@ class Replay:
     Attributes:
         plan: what it replays.
         workspace_bytes: the scratch memory of a call, perhaps 0.
+        handle: the address of lnl_replay, that of its argument `call`, and workspace_bytes, for callers that are no Python.
     """
 
-    def __init__(self, launcher: Launcher, device: Device, source: Source, handles: dict[str, int], rows: int,
-                 eps: float, kept: frozenset[str]) -> None:
+    def __init__(self, launcher: Launcher, device: Device, source: Source, handles: dict[str, int],
+                 graphs: Any, rows: int, eps: float, kept: frozenset[str]) -> None:
         self.plan = source.plan
         plan, problem, sms = source.plan, source.problem, device.limits.sms
         fields = pointer_fields(plan)
@@ -143,11 +162,14 @@ class Replay:
             else:
                 steps += [_Step(None, 0, 0, 0, fields.index(name), sizes[name]) for name in step.names if name not in kept]
         parameters = pack(plan, {"rows": rows, "eps": eps, "splits": plan.splits.evaluate(rows, sms)})
-        self._launcher = launcher
+        self._launcher, self._replay, self._graphs = launcher, launcher.replay, graphs
+        whole = all(step.function and step.grid for step in steps)  # then the steps are the plan's launches, all of them
         self._call = _Call(
             ctypes.pointer(launcher.functions), device.context, (_Step * len(steps))(*steps),
-            (ctypes.c_size_t * len(offsets))(*offsets), parameters, len(steps), len(BY_NAME), len(offsets), len(parameters))
-        self._address = ctypes.addressof(self._call)
+            (ctypes.c_size_t * len(offsets))(*offsets), parameters,
+            ctypes.addressof(graphs) if whole and graphs is not None else None,
+            len(steps), len(BY_NAME), len(offsets), len(parameters))
+        self.handle = launcher.address, ctypes.addressof(self._call), self.workspace_bytes
 
     def __call__(self, tensors: Sequence[int], workspace: int, stream: int) -> None:
         """Enqueues the call on a stream of the device, and waits for nothing.
@@ -160,12 +182,16 @@ class Replay:
         Raises:
             LaunchError: the driver refused it.
         """
-        status = self._launcher.replay(self._address, _Addresses(*tensors), workspace, stream)
+        status = self._replay(self.handle[1], _pack(*tensors), workspace, stream)
         if status != 0:
-            raise LaunchError(f"the GPU refused the work: {self._launcher.driver.words(status)}")
+            raise self.fault(status)
+
+    def fault(self, status: int) -> LaunchError:
+        """What to raise where lnl_replay returned that."""
+        return LaunchError(f"the GPU refused the work: {self._launcher.driver.words(status)}")
 
 
-_Addresses = ctypes.c_void_p * len(TENSOR_FIELDS)
+_pack = struct.Struct(f"{len(TENSOR_FIELDS)}P").pack
 
 
 def _elements(shape: Sequence[int]) -> int:

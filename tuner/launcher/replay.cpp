@@ -1,5 +1,10 @@
 // Replays one plan on the GPU: fills and launches, in order, on one stream. The driver's functions come as addresses, so that
 // nothing is linked. Its callers are tuner/launcher/program.py and whoever reads the structs there, which these mirror.
+//
+// A plan of launches alone is replayed as a graph, which costs the CPU less than a single launch does: its nodes get the grids and
+// the parameters of this call, and the graph is launched. While the stream is captured, and wherever the driver declines, the
+// kernels are launched one by one.
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 
@@ -7,6 +12,15 @@ namespace {
 
 using Status = int;  // CUresult; 0 is success
 using Context = void*;
+
+struct KernelNode {  // CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h
+  void* function;
+  unsigned grid[3], block[3], shared_bytes;
+  void** arguments;
+  void** extra;
+  void* kernel;
+  Context context;
+};
 
 struct Driver {
   Status (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
@@ -16,6 +30,12 @@ struct Driver {
   Status (*current)(Context* context);
   Status (*push)(Context context);
   Status (*pop)(Context* context);
+  Status (*capturing)(void* stream, int* status);
+  Status (*graph_create)(void** graph, unsigned flags);
+  Status (*graph_add)(void** node, void* graph, void* const* after, size_t count, const KernelNode* values);
+  Status (*graph_instantiate)(void** executable, void* graph, unsigned long long flags);
+  Status (*graph_set)(void* executable, void* node, const KernelNode* values);
+  Status (*graph_launch)(void* executable, void* stream);
 };
 
 struct Step {
@@ -25,16 +45,32 @@ struct Step {
   size_t bytes;    // of a fill
 };
 
+constexpr unsigned MAX_PARAMETERS = 4096;  // what a kernel's parameters may take, in bytes
+constexpr unsigned MAX_NODES = 8, MAX_STREAMS = 4;
+
+struct Graph {
+  void* stream;
+  void* executable;  // null: it could not be made
+  void* nodes[MAX_NODES];
+};
+
+// The graphs of one plan, in memory that was zero. A graph belongs to one stream, since the driver lets each launch of a graph wait
+// for the one before. They are kept for as long as the kernels, which are never unloaded.
+struct Graphs {
+  std::atomic<bool> busy;  // the driver leaves it to its callers that no two threads use a graph at once
+  unsigned count;
+  Graph made[MAX_STREAMS];
+};
+
 struct Call {
   const Driver* driver;
   Context context;
   const Step* steps;
   const size_t* offsets;  // of each scratch buffer in the workspace
   const unsigned char* parameters;
+  Graphs* graphs;  // null: there are to be none
   unsigned steps_count, tensors, buffers, parameters_bytes;
 };
-
-constexpr unsigned MAX_PARAMETERS = 4096;  // what a kernel's parameters may take, in bytes
 
 Status enqueue(const Call& call, unsigned char* parameters, void* stream) {
   const Driver& driver = *call.driver;
@@ -57,11 +93,65 @@ Status enqueue(const Call& call, unsigned char* parameters, void* stream) {
   return 0;
 }
 
+KernelNode node_of(const Step& step, void** argument) {
+  return {step.function, {step.grid, 1, 1}, {step.block, 1, 1}, step.shared_bytes, argument, nullptr, nullptr, nullptr};
+}
+
+void make(const Call& call, unsigned char* parameters, Graph& made) {
+  const Driver& driver = *call.driver;
+  void *graph = nullptr, *argument = parameters;
+  if (driver.graph_create(&graph, 0) != 0) return;
+  for (unsigned i = 0; i < call.steps_count; ++i) {
+    const KernelNode values = node_of(call.steps[i], &argument);
+    if (driver.graph_add(&made.nodes[i], graph, i > 0 ? &made.nodes[i - 1] : nullptr, i > 0, &values) != 0) return;
+  }
+  if (driver.graph_instantiate(&made.executable, graph, 0) != 0) made.executable = nullptr;
+}
+
+// The graph of a stream, made when it is first asked for; null where there is none.
+Graph* graph_for(const Call& call, unsigned char* parameters, void* stream) {
+  Graphs& graphs = *call.graphs;
+  unsigned i = 0;
+  while (i < graphs.count && graphs.made[i].stream != stream) ++i;
+  if (i == MAX_STREAMS) return nullptr;
+  if (i == graphs.count) {
+    graphs.made[i].stream = stream;
+    make(call, parameters, graphs.made[i]);
+    ++graphs.count;
+  }
+  return graphs.made[i].executable != nullptr ? &graphs.made[i] : nullptr;
+}
+
+// Whether the call was enqueued as a graph; if not, nothing was.
+bool launch_graph(const Call& call, unsigned char* parameters, void* stream) {
+  const Driver& driver = *call.driver;
+  int captured = 0;
+  if (driver.capturing(stream, &captured) != 0 || captured != 0) return false;
+  const Graph* graph = graph_for(call, parameters, stream);
+  if (graph == nullptr) return false;
+  void* argument = parameters;
+  for (unsigned i = 0; i < call.steps_count; ++i) {
+    const KernelNode values = node_of(call.steps[i], &argument);
+    if (driver.graph_set(graph->executable, graph->nodes[i], &values) != 0) return false;
+  }
+  return driver.graph_launch(graph->executable, stream) == 0;
+}
+
+bool try_graph(const Call& call, unsigned char* parameters, void* stream) {
+  if (call.graphs == nullptr || call.graphs->busy.exchange(true, std::memory_order_acquire)) return false;
+  const bool done = launch_graph(call, parameters, stream);
+  call.graphs->busy.store(false, std::memory_order_release);
+  return done;
+}
+
 }  // namespace
+
+extern "C" const unsigned lnl_graphs_bytes = sizeof(Graphs);
+extern "C" const unsigned lnl_graph_nodes = MAX_NODES;
 
 // tensors: the addresses of the plan's tensors in the order of their fields, null for those that are not there. Returns 0, or
 // what the driver said; -1 where the parameters are larger than any kernel's.
-extern "C" int lnl_replay(const Call* call, const void* const* tensors, char* workspace, void* stream) {
+extern "C" int lnl_replay(const Call* call, const void* tensors, char* workspace, void* stream) {
   alignas(64) unsigned char parameters[MAX_PARAMETERS];
   if (call->parameters_bytes > MAX_PARAMETERS) return -1;
   std::memcpy(parameters, call->parameters, call->parameters_bytes);
@@ -77,7 +167,7 @@ extern "C" int lnl_replay(const Call* call, const void* const* tensors, char* wo
   const bool elsewhere = status == 0 && current != call->context;
   if (elsewhere) status = call->driver->push(call->context);
   if (status != 0) return status;
-  status = enqueue(*call, parameters, stream);
+  status = try_graph(*call, parameters, stream) ? 0 : enqueue(*call, parameters, stream);
   if (elsewhere) {
     const Status popped = call->driver->pop(&current);
     if (status == 0) status = popped;

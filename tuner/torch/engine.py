@@ -17,6 +17,8 @@ from tuner.errors import CompileError, LaunchError, NoValidKernel, ToolchainErro
 from tuner.launcher import engine as engines
 from tuner.launcher.engine import REMEMBERED, Engine
 from tuner.launcher.program import Replay
+from tuner.torch import direct
+from tuner.torch.enqueue import in_python
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """The data types that kernels know."""
@@ -25,6 +27,7 @@ PRECISIONS = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
 """What torch.set_float32_matmul_precision allows float32 products to lose, as an accuracy class."""
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_level, _forward_ad = torch._C._functorch.maybe_current_level, torch.autograd.forward_ad
 _ready: dict[tuple[Any, ...], Replay | None] = {}
 _watched: dict[Problem, Engine] | None = None
 
@@ -41,7 +44,7 @@ def is_plain(tensor: Tensor | None) -> bool:
 
 def transformed() -> bool:
     """Whether a transform of torch.func or forward-mode differentiation is at work, whose tensors have no memory of their own."""
-    return torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
+    return _level() is not None or _forward_ad._current_level >= 0
 
 
 def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,
@@ -54,10 +57,10 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         LaunchError: the GPU refused it, or a kernel would have to be loaded while the stream is captured.
     """
     out, hidden = linear_weight.shape
-    dtype, index = x.dtype, x.get_device()
+    dtype, index, needs = x.dtype, x.get_device(), tuple(needs)
     # Whatever the kernel depends on; what it asks of these is looked at once, when the key is new.
     key = (index, hidden, out, dtype, linear_weight.dtype, grad.dtype, None if weight is None else weight.dtype,
-           None if bias is None else bias.dtype, tuple(needs), torch.are_deterministic_algorithms_enabled(),
+           None if bias is None else bias.dtype, needs, torch.are_deterministic_algorithms_enabled(),
            float32_precision() if dtype == torch.float32 else "highest", mean.numel(), eps)
     try:
         replay = _ready[key]
@@ -65,33 +68,14 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         replay = _prepare(key)
     if replay is None:
         return None
-    if grad.dtype != dtype:
-        grad = grad.to(dtype)
-    grad, x, linear_weight = grad.contiguous(), x.contiguous(), linear_weight.contiguous()
-    weight, bias = None if weight is None else weight.contiguous(), None if bias is None else bias.contiguous()
-    try:
-        given = (grad.data_ptr(), x.data_ptr(), 0 if weight is None else weight.data_ptr(),
-                 0 if bias is None else bias.data_ptr(), linear_weight.data_ptr())
-    except RuntimeError:  # a batch of gradients for one call, as autograd makes for is_grads_batched
-        return None
-    if not (given[0] and given[1] and given[4] and (weight is None or given[2]) and (bias is None or given[3])):
-        return None  # some other tensor without memory of its own
-    written, results = [0, 0, 0, 0, 0], []
-    for place, tensor in enumerate((x, weight, bias, linear_weight)):
-        if needs[place] and tensor is not None:
-            gradient = torch.empty_like(tensor)  # all are contiguous, and this costs half of what torch.empty does
-            written[place] = gradient.data_ptr()
-            results.append(gradient)
-    if needs[4]:
-        gradient = linear_weight.new_empty(out)
-        written[4] = gradient.data_ptr()
-        results.append(gradient)
-    size, scratch = replay.workspace_bytes, 0
-    if size:
-        workspace = mean.new_empty(size, dtype=torch.uint8)
-        scratch = workspace.data_ptr()
-    replay((*given, *written, mean.data_ptr(), rstd.data_ptr()), scratch, stream_of(index))
-    return results
+    compiled, stream = direct.compiled, stream_of(index)
+    if compiled is None:
+        return in_python(replay, stream, grad, x, weight, bias, linear_weight, mean, rstd, needs)
+    found: list[Tensor] | int | None = compiled(
+        *replay.handle, stream, grad, x, weight, bias, linear_weight, mean, rstd, needs)
+    if isinstance(found, int):
+        raise replay.fault(found)
+    return found
 
 
 def forget() -> None:
@@ -145,6 +129,8 @@ def problem_of(key: tuple[Any, ...]) -> Problem | None:
 def _prepare(key: tuple[Any, ...]) -> Replay | None:
     problem = problem_of(key)
     replay = None if problem is None else _find(problem, key[0], key[-1])
+    if replay is not None:
+        direct.start()
     if len(_ready) >= REMEMBERED:
         _ready.clear()
     _ready[key] = replay

@@ -99,6 +99,7 @@ inline void copy_bulk(void* to, const void* from, int bytes, unsigned long long*
   ::cuda_on_host::start_bulk_copy(to, from, static_cast<unsigned>(bytes), reinterpret_cast<uint64_t*>(barrier), line);
 }
 
+inline bool is_elected(int line = __builtin_LINE()) { return ::cuda_on_host::is_elected(line); }
 // Changes nothing here: memory is one.
 inline void fence_operands() {}
 

@@ -1,0 +1,89 @@
+"""A call of the launcher from tensors in one step of C++ (direct.cpp), which is compiled against PyTorch's headers.
+
+That takes ten seconds on a machine that has not done it before, so it happens in a thread of its own; until it is done, and where
+it cannot be done, tuner/torch/enqueue.py serves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import logging
+import sysconfig
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tuner.errors import CompileError, ToolchainError
+from tuner.executors.host_toolchain import Compiler, find_compiler
+from tuner.store import BuildKey, Store
+
+compiled: Callable[..., Any] | None = None
+"""enqueue(replay, call, workspace_bytes, stream, grad, x, weight, bias, linear_weight, mean, rstd, needs): the first three are
+Replay.handle, `needs` is a tuple; the rest and the results are as those of enqueue.in_python, but that what the driver said is
+returned as a number. None where it is not there, or not yet."""
+
+_SOURCE = Path(__file__).with_name("direct.cpp")
+_LIBRARY = "lnl_direct.so"
+_LOCK = ".direct"
+_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared")
+_log = logging.getLogger(__name__)
+_starting = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def start() -> threading.Thread:
+    """Begins to make `compiled`, once in a process.
+
+    Returns:
+        The thread that does.
+    """
+    global _thread
+    with _starting:
+        if _thread is None:
+            _thread = threading.Thread(target=_make, name="lnl-direct", daemon=True)
+            _thread.start()
+        return _thread
+
+
+def build(store: Store, compiler: Compiler) -> Callable[..., Any]:
+    """The function, compiled for this PyTorch and this Python, or as the store has it.
+
+    Raises:
+        CompileError, ToolchainError: it cannot be compiled.
+        ImportError: it cannot be loaded.
+    """
+    home = Path(torch.__file__).parent
+    folders = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
+    on_gpu = torch.version.cuda is not None
+    libraries = ["torch_python", "torch_cpu", *(["torch_cuda"] if on_gpu else []), "c10"]
+    flags = (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *(["-DLNL_CUDA"] if on_gpu else []))
+    made_for = f"{torch.__version__}, {sysconfig.get_config_var('SOABI')}, {home}"
+    key = BuildKey("extension of PyTorch", ((_SOURCE.name, _SOURCE.read_text(encoding="utf-8")),), flags,
+                   f"{compiler.version}, PyTorch {made_for}")
+
+    def compile_in(folder: Path) -> None:
+        compiler.run([*flags, *(f"-I{include}" for include in folders), _SOURCE.name, "-o", _LIBRARY, f"-L{home / 'lib'}",
+                      *(f"-l{library}" for library in libraries)], folder, "the extension of PyTorch")
+
+    spec = importlib.util.spec_from_file_location("lnl_direct", store.get_or_build(key, compile_in) / _LIBRARY)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{_LIBRARY} is no module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    enqueue: Callable[..., Any] = module.enqueue
+    return enqueue
+
+
+def _make() -> None:
+    global compiled
+    store = Store()
+    try:
+        with (store.root / _LOCK).open("w") as lock:  # each process of a machine would do it otherwise
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            compiled = build(store, find_compiler())
+    except (CompileError, ToolchainError, ImportError, OSError) as error:
+        _log.info("backward passes cost the CPU more than they could, as direct.cpp cannot be compiled (%s)", error)
