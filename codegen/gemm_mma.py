@@ -115,7 +115,7 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
     if tiles.cells and (dn or g):
         buffers.append(Buffer("tiles_taken", ONE, "int32"))
         if tiles.raw_dy:  # a row of dy that is not there
-            buffers.append(Buffer("zeros", const(tiles.block_m), problem.dtype))
+            buffers.append(Buffer("zeros", const(max(tiles.block_m, tiles.block_k)), problem.dtype))
     buffers += [Buffer(f"{name}_parts", parts * (tiles.g_tiles_o * tiles.hidden_pitch)) for name in ("dgamma", "dbeta")
                 if name in sums]
     return tuple(buffers)

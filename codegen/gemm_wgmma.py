@@ -40,6 +40,14 @@ _REGISTERS = {1: (0, 255), 2: (40, 232)}
 that come, with those of all warpgroups, to what the SM has for a block of so many."""
 
 
+_MORE_COPYING = {1: (0, 255), 2: (56, 224)}
+"""The same where those that copy also go through the rows of dy."""
+
+
+def _registers_of(params: Params) -> tuple[int, int]:
+    return (_MORE_COPYING if params["split"] == "fragments" else _REGISTERS)[number(params, "groups")]
+
+
 def _tiles(problem: Problem, params: Params) -> Tiles:
     """The geometry of gemm_mma, with other warps and with all operands in cells."""
     tiles = Tiles.of(problem, {"finish": "second", "split": "first", **params, "warps": f"{4 * number(params, 'groups')}x1"})
@@ -66,7 +74,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
     named = gemm_mma.constants_of(problem, params, _tiles(problem, params))
-    copying, multiplying = _REGISTERS[number(params, "groups")]
+    copying, multiplying = _registers_of(params)
     if copying and (gemm_mma.needs(problem)[0] or gemm_mma.needs(problem)[1]):
         named |= {"PRODUCER_REGISTERS": copying, "CONSUMER_REGISTERS": multiplying}
     return named
@@ -85,13 +93,22 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | None:
     """What split=fragments is built for: a stage is all that shares a scale."""
-    if params["split"] == "fragments" and (params["depth"] != 64 or number(params, "promote") not in (0, 64)):
+    if params["split"] != "fragments":
+        return "cells are no deeper than 64; take depth=64" if params["depth"] == 128 else None
+    if problem.dtype == "float32" and (params["depth"] != 64 or number(params, "promote") not in (0, 64)):
         return "split=fragments scales and promotes each stage; take depth=64 and promote=64"
+    return "split=fragments takes deeper stages; take depth=64" if params["depth"] == 32 else None
+
+
+def _wrong_finish(problem: Problem, params: Params, limits: Limits) -> str | None:
+    (block_m, _), groups = sizes_of(params, "tile"), number(params, "groups")
+    if params["split"] == "fragments" and params["finish"] == "epilogue" and block_m > 64 * groups:
+        return f"rows of dx of tile={params['tile']} do not fit the registers beside fragments; take finish=second"
     return None
 
 
 def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if params["depth"] != 64 and not (problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")):
+    if params["depth"] == 32 and not (problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")):
         return "planes of dy that both products share are cut in squares, 64 values each way; take depth=64"
     return None
 
@@ -102,7 +119,7 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
         return f"needs {needed} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
     if tiles.row_steps > gemm_mma.MAX_ROW_STEPS:
         return f"a row of {problem.hidden} values does not fit the registers of the threads that share it"
-    available = _REGISTERS[number(params, "groups")][1]
+    available = _registers_of(params)[1]
     if (registers := _registers(tiles)) > available:
         return f"needs about {registers} registers a thread where {available} are there"
     return None
@@ -114,7 +131,8 @@ def _registers(tiles: Tiles) -> int:
     sums = tiles.block_m * tiles.block_n // tiles.threads
     multiplying = sums * (2 if tiles.promote else 1) + 24
     if tiles.raw_dy:
-        multiplying += 2 * tiles.planes * tiles.block_m * tiles.block_k // (2 * tiles.threads)
+        fragments = tiles.planes * tiles.block_m * tiles.block_k // (2 * tiles.threads)
+        multiplying += (2 if tiles.promote else 1) * fragments
     return max(multiplying, sums + tiles.block_n // 4 + 48) if tiles.finishes else multiplying
 
 
@@ -143,13 +161,19 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
             or gemm_mma.wasteful_order(problem, params, _tiles(problem, params)))
 
 
+def _keeps_pace(problem: Problem, params: Params) -> bool:
+    """Whether tiles of G and of dn that read the same rows of dy are kept in step (templates/_wgmma_pace.cu.j2)."""
+    (dn, g, _), tiles = gemm_mma.needs(problem), _tiles(problem, params)
+    return dn and g and 2 * number(params, "parts") * tiles.g_tiles_o * tiles.tiles_h <= gemm_mma.MOST_BLOCKS
+
+
 def _wasteful_fragments(problem: Problem, params: Params) -> str | None:
     if not any(gemm_mma.needs(problem)[:2]):
         return "nothing is multiplied; split=first does the same"
     if problem.out * ITEMSIZE[problem.dtype] % _PAD:
         return f"rows of {problem.out} values of dy cannot be copied {_PAD} bytes at a time; take split=first"
-    if params["group"] != 4:
-        return "split=fragments goes through the tiles in an order of its own; group=4 does the same"
+    if params["group"] != 4 and not _keeps_pace(problem, params):
+        return "group is how far tiles of G may be ahead of those of dn, which they are not here; group=4 does the same"
     if (columns := _tiles(problem, params).tiles_h) > _SPLIT_AGAIN:
         return f"split=fragments takes dy apart anew for each of {columns} columns of tiles; split=first does it once"
     return None
@@ -160,7 +184,7 @@ VARIANT = Variant(
     summary="gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.",
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
-             "depth": (64, 32), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
+             "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_mma.PARTS, "finish": ("second", "epilogue"),
              "group": (8, 4)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
@@ -171,6 +195,7 @@ VARIANT = Variant(
              Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("arithmetic", "promote"), gemm_mma.unscaled),
              Clash(("split", "depth", "promote"), _wrong_fragments),
+             Clash(("split", "tile", "groups", "finish"), _wrong_finish),
              Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),
              Clash(("reduction", "parts"), gemm_mma.mismatched),
              Clash(("arithmetic", "split", "tile", "depth", "promote", "reduction", "parts", "finish"), _too_much_workspace)),
