@@ -60,7 +60,6 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
   unsigned long long* barrier = reinterpret_cast<unsigned long long*>(dynamic_shared());
   init_barrier(barrier, 1);
   fence_barriers();
-  fence_operands();
   __syncthreads();
   if (threadIdx.x >= 128) {
     give_up_registers<40>();
