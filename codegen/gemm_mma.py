@@ -59,7 +59,7 @@ def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
 def _sums_dy(problem: Problem, tiles: Tiles) -> bool:
     """Whether db comes from the dy that the products of G read as it is: 16-bit values are multiplied with ones, others added.
     dbeta alone needs no such products."""
-    return not tiles.cells and (problem.dtype != "float32" or tiles.raw_dy) and bool(problem.wants & {"dw", "dgamma"})
+    return (tiles.raw_dy or (problem.dtype != "float32" and not tiles.cells)) and bool(problem.wants & {"dw", "dgamma"})
 
 
 def finishes_rows(problem: Problem, params: Params) -> bool:
@@ -114,6 +114,8 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
         buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))
     if tiles.cells and (dn or g):
         buffers.append(Buffer("tiles_taken", ONE, "int32"))
+        if tiles.raw_dy:  # a row of dy that is not there
+            buffers.append(Buffer("zeros", const(max(tiles.block_m, tiles.block_k)), problem.dtype))
     buffers += [Buffer(f"{name}_parts", parts * (tiles.g_tiles_o * tiles.hidden_pitch)) for name in ("dgamma", "dbeta")
                 if name in sums]
     return tuple(buffers)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from codegen import gemm_mma, reduction
 from codegen.arithmetic import PLANES
+from codegen.dtypes import ITEMSIZE
 from codegen.gemm_tiles import Tiles, sizes_of
 from codegen.limits import Limits
 from codegen.plan import Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number
+from codegen.variant import Clash, Params, Variant, number, round_up
 
 _ARCH = "sm_90a"
 """The only architecture with wgmma and setmaxnreg ("Asynchronous Warpgroup Level Matrix Instructions" of the PTX ISA)."""
@@ -24,6 +25,12 @@ _ALIGNMENT = 1024
 _BARRIERS = 128
 """Bytes for the barriers that are not of stages, and for the numbers of tiles."""
 
+_SPLIT_AGAIN = 8
+"""How often values may be taken apart anew, as in gemm_mma."""
+
+_PAD = 16
+"""Bytes between rows of dy that lie in shared memory as they are."""
+
 _MOST_STAGES = 6
 _ENOUGH_STAGES = 96 << 10
 """Bytes of all stages below which there is room for more of them."""
@@ -33,16 +40,29 @@ _REGISTERS = {1: (0, 255), 2: (40, 232)}
 that come, with those of all warpgroups, to what the SM has for a block of so many."""
 
 
+_MORE_COPYING = {1: (0, 255), 2: (56, 224)}
+"""The same where those that copy also go through the rows of dy."""
+
+
+def _registers_of(params: Params) -> tuple[int, int]:
+    return (_MORE_COPYING if params["split"] == "fragments" else _REGISTERS)[number(params, "groups")]
+
+
 def _tiles(problem: Problem, params: Params) -> Tiles:
     """The geometry of gemm_mma, with other warps and with all operands in cells."""
-    tiles = Tiles.of(problem, {"finish": "second", **params, "warps": f"{4 * number(params, 'groups')}x1", "split": "first"})
-    return replace(tiles, holds_dy=True, cells=True)
+    tiles = Tiles.of(problem, {"finish": "second", "split": "first", **params, "warps": f"{4 * number(params, 'groups')}x1"})
+    return replace(tiles, holds_dy=not tiles.raw_dy, cells=True)
 
 
 def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
     """Of a block: room to align, the stages with their scales, what the epilogue of G needs, and barriers."""
-    cells = 2 * tiles.planes * (tiles.block_m + tiles.block_n) * tiles.block_k
-    scales = 4 * (tiles.block_m + tiles.block_n) * (tiles.stages + 1) if tiles.scaled else 0
+    cells = 2 * tiles.planes * tiles.block_n * tiles.block_k
+    size, (long, short) = ITEMSIZE[problem.dtype], sorted((tiles.block_m, tiles.block_k), reverse=True)
+    if tiles.raw_dy:
+        cells += round_up(long * (short * size + _PAD), _ALIGNMENT)
+    else:
+        cells += 2 * tiles.planes * tiles.block_m * tiles.block_k
+    scales = 4 * ((0 if tiles.raw_dy else tiles.block_m) + tiles.block_n) * (tiles.stages + 1) if tiles.scaled else 0
     epilogue = 4 * (tiles.block_m + 2 * tiles.warps_m * tiles.block_n) if gemm_mma.needs(problem)[1] else 0
     return _ALIGNMENT + tiles.stages * (cells + 16) + scales + epilogue + _BARRIERS
 
@@ -54,13 +74,13 @@ def _plan(problem: Problem, params: Params) -> Plan:
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
     named = gemm_mma.constants_of(problem, params, _tiles(problem, params))
-    copying, multiplying = _REGISTERS[number(params, "groups")]
+    copying, multiplying = _registers_of(params)
     if copying and (gemm_mma.needs(problem)[0] or gemm_mma.needs(problem)[1]):
         named |= {"PRODUCER_REGISTERS": copying, "CONSUMER_REGISTERS": multiplying}
     return named
 
 
-def _wrong_gpu(problem: Problem, params: Params, limits: Limits) -> str | None:
+def wrong_gpu(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None if limits.arch == _ARCH else f"multiplies with instructions of {_ARCH}, which {limits.name} ({limits.arch}) lacks"
 
 
@@ -71,8 +91,24 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
     return None
 
 
+def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """What split=fragments is built for: a stage is all that shares a scale."""
+    if params["split"] != "fragments":
+        return "cells are no deeper than 64; take depth=64" if params["depth"] == 128 else None
+    if problem.dtype == "float32" and (params["depth"] != 64 or number(params, "promote") not in (0, 64)):
+        return "split=fragments scales and promotes each stage; take depth=64 and promote=64"
+    return "split=fragments takes deeper stages; take depth=64" if params["depth"] == 32 else None
+
+
+def _wrong_finish(problem: Problem, params: Params, limits: Limits) -> str | None:
+    (block_m, _), groups = sizes_of(params, "tile"), number(params, "groups")
+    if params["split"] == "fragments" and params["finish"] == "epilogue" and block_m > 64 * groups:
+        return f"rows of dx of tile={params['tile']} do not fit the registers beside fragments; take finish=second"
+    return None
+
+
 def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if params["depth"] != 64 and not (problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")):
+    if params["depth"] == 32 and not (problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")):
         return "planes of dy that both products share are cut in squares, 64 values each way; take depth=64"
     return None
 
@@ -83,17 +119,20 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
         return f"needs {needed} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
     if tiles.row_steps > gemm_mma.MAX_ROW_STEPS:
         return f"a row of {problem.hidden} values does not fit the registers of the threads that share it"
-    available = _REGISTERS[number(params, "groups")][1]
+    available = _registers_of(params)[1]
     if (registers := _registers(tiles)) > available:
         return f"needs about {registers} registers a thread where {available} are there"
     return None
 
 
 def _registers(tiles: Tiles) -> int:
-    """Estimate for a thread that multiplies: its sums, twice where they are promoted, and 24; or, where it finishes dx, its sums,
-    the values of xhat beside those of a row, and 48. From compiled kernels."""
+    """Estimate for a thread that multiplies: its sums, twice where they are promoted, two sets of fragments where it makes them,
+    and 24; or, where it finishes dx, its sums, the values of xhat beside those of a row, and 48. From compiled kernels."""
     sums = tiles.block_m * tiles.block_n // tiles.threads
     multiplying = sums * (2 if tiles.promote else 1) + 24
+    if tiles.raw_dy:
+        fragments = tiles.planes * tiles.block_m * tiles.block_k // (2 * tiles.threads)
+        multiplying += (2 if tiles.promote else 1) * fragments
     return max(multiplying, sums + tiles.block_n // 4 + 48) if tiles.finishes else multiplying
 
 
@@ -113,6 +152,8 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"tile={params['tile']} is mostly padding; take a smaller one"
     if groups == 1 and block_m > 64 and params["promote"]:
         return "one warpgroup has nothing to multiply while it promotes; take groups=2"
+    if params["split"] == "fragments" and (reason := _wasteful_fragments(problem, params)):
+        return reason
     stage = 2 * PLANES[str(params["arithmetic"])] * (block_m + block_n) * number(params, "depth")
     if (stages := number(params, "stages")) < _MOST_STAGES and stages * stage < _ENOUGH_STAGES:
         return f"{stages} stages are little to have on the way; take more"
@@ -120,22 +161,42 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
             or gemm_mma.wasteful_order(problem, params, _tiles(problem, params)))
 
 
+def _keeps_pace(problem: Problem, params: Params) -> bool:
+    """Whether tiles of G and of dn that read the same rows of dy are kept in step (templates/_wgmma_pace.cu.j2)."""
+    (dn, g, _), tiles = gemm_mma.needs(problem), _tiles(problem, params)
+    return dn and g and 2 * number(params, "parts") * tiles.g_tiles_o * tiles.tiles_h <= gemm_mma.MOST_BLOCKS
+
+
+def _wasteful_fragments(problem: Problem, params: Params) -> str | None:
+    if not any(gemm_mma.needs(problem)[:2]):
+        return "nothing is multiplied; split=first does the same"
+    if problem.out * ITEMSIZE[problem.dtype] % _PAD:
+        return f"rows of {problem.out} values of dy cannot be copied {_PAD} bytes at a time; take split=first"
+    if params["group"] != 4 and not _keeps_pace(problem, params):
+        return "group is how far tiles of G may be ahead of those of dn, which they are not here; group=4 does the same"
+    if (columns := _tiles(problem, params).tiles_h) > _SPLIT_AGAIN:
+        return f"split=fragments takes dy apart anew for each of {columns} columns of tiles; split=first does it once"
+    return None
+
+
 VARIANT = Variant(
     name="gemm_wgmma",
     summary="gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.",
-    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"),
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
-             "depth": (64, 32), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
+             "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_mma.PARTS, "finish": ("second", "epilogue"),
              "group": (8, 4)},
-    defaults={"arithmetic": "fp16x3", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
+    defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
               "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
-    clashes=(Clash(("arithmetic",), _wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
+    clashes=(Clash(("arithmetic",), wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
              Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
              Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("arithmetic", "promote"), gemm_mma.unscaled),
-             Clash(("arithmetic", "tile", "groups", "depth", "promote", "stages"), _too_large),
+             Clash(("split", "depth", "promote"), _wrong_fragments),
+             Clash(("split", "tile", "groups", "finish"), _wrong_finish),
+             Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),
              Clash(("reduction", "parts"), gemm_mma.mismatched),
-             Clash(("arithmetic", "tile", "depth", "promote", "reduction", "parts", "finish"), _too_much_workspace)),
+             Clash(("arithmetic", "split", "tile", "depth", "promote", "reduction", "parts", "finish"), _too_much_workspace)),
 )

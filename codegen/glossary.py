@@ -58,5 +58,6 @@ MEANINGS = {
     "H_PADDED": "columns of x and w, with padding",
     "O_PADDED": "columns of dy, and rows of w, with padding",
     "G_WARPS_O": "warps that share out the rows of G",
+    "PREFETCH": "tiles that are brought to L2 before they are copied",
     "G_WARPS_H": "warps that share out the columns of G",
 }

@@ -64,7 +64,8 @@ def render(problem: Problem, config: Config) -> Source:
     named = constants(problem, variant, params)
     text = prune(render_template(
         variant.template, variant=variant, problem=problem, config=config, gradients=GRADIENTS, constants=named,
-        meanings=MEANINGS, sections=sections(problem), cxx_types=CXX_TYPES, planes=PLANES, whole_values=WHOLE,
+        meanings={**MEANINGS, **variant.meanings}, sections=sections(problem), cxx_types=CXX_TYPES, planes=PLANES,
+        whole_values=WHOLE,
         dtype_words=dtype_words(problem.dtype, problem.param_dtype), short_types=short_types(problem, plan),
         params_declaration=declaration(plan), reduction=params["reduction"], identity=named.get("IDENTITY", 0),
     ))

@@ -13,7 +13,7 @@ from codegen.plan import Launch, Plan
 from codegen.problem import Problem
 from codegen.variant import Clash, Params, Variant, number, power_of_two, round_up
 
-_DETERMINISTIC_SMS = 132
+DETERMINISTIC_SMS = 132
 """How many SMs a deterministic grid is made for, whatever GPU it runs on: those of an H100 or H200."""
 _WORKING_REGISTERS = 32
 """The least a thread needs beside its sums and its part of xhat. What is allowed may still spill a little; it is then slower, and
@@ -40,7 +40,7 @@ class _Sizes:
     @classmethod
     def of(cls, problem: Problem, params: Params) -> _Sizes:
         rows, warps, across, stages, blocks = (number(params, name) for name in ("rows", "warps", "across", "stages", "blocks"))
-        planes, scaled = PLANES[str(params["arithmetic"])], _is_scaled(problem, params)
+        planes, scaled = PLANES[str(params["arithmetic"])], is_scaled(problem, params)
         o_padded, h_padded, g_warps_o, g_warps_h = _warps_of_g(problem, warps, across)
         item = ITEMSIZE[problem.dtype]
         dy_lanes = min(32, max(4, power_of_two(o_padded // 4)))
@@ -67,7 +67,7 @@ class _Sizes:
         return g + max(g if self.scaled else 0, 2 * dn) + _WORKING_REGISTERS
 
 
-def _is_scaled(problem: Problem, params: Params) -> bool:
+def is_scaled(problem: Problem, params: Params) -> bool:
     """Whether values are scaled before they are rounded: float32 reaches far beyond float16."""
     return problem.dtype == "float32" and str(params["arithmetic"]).startswith("fp16")
 
@@ -86,27 +86,27 @@ def _warps_of_g(problem: Problem, warps: int, across: int) -> tuple[int, int, in
     return min((grid(1 << exponent) for exponent in range(warps.bit_length())), key=cost)
 
 
-def _blocks(problem: Problem, params: Params) -> Expr:
+def grid(problem: Problem, params: Params) -> Expr:
     """The grid: so many blocks an SM, but no more than there are tiles."""
     if params["reduction"] == "single_block":
         return const(1)
-    sms = const(_DETERMINISTIC_SMS) if problem.deterministic else SMS
+    sms = const(DETERMINISTIC_SMS) if problem.deterministic else SMS
     return minimum(sms * number(params, "blocks"), ceil_div(ROWS, number(params, "rows")))
 
 
-def _split_params(params: Params) -> Params:
+def split_params(params: Params) -> Params:
     """The parameters that codegen/reduction.py looks at; `splits` is that of a typical GPU."""
-    splits = 1 if params["reduction"] == "single_block" else _DETERMINISTIC_SMS * number(params, "blocks")
+    splits = 1 if params["reduction"] == "single_block" else DETERMINISTIC_SMS * number(params, "blocks")
     return {"reduction": params["reduction"], "splits": splits}
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
-    sizes, blocks = _Sizes.of(problem, params), _blocks(problem, params)
+    sizes, blocks = _Sizes.of(problem, params), grid(problem, params)
     launch = Launch("tile_mma", blocks, sizes.threads, sizes.shared_bytes)
-    return reduction.with_reduction(problem, _split_params(params), launch, (), blocks)
+    return reduction.with_reduction(problem, split_params(params), launch, (), blocks)
 
 
-def _wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | None:
+def wrong_arithmetic(problem: Problem, params: Params, limits: Limits) -> str | None:
     own = OWN_ARITHMETIC.get(problem.dtype, params["arithmetic"])
     return None if params["arithmetic"] == own else f"data of {problem.dtype} is multiplied as it is; take arithmetic={own}"
 
@@ -132,28 +132,28 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if reason := reduction.mismatched(problem, _split_params(params)):
+    if reason := reduction.mismatched(problem, split_params(params)):
         return reason
     if params["reduction"] == "single_block" and params["blocks"] != 1:
         return "reduction=single_block is one block; it takes blocks=1"
-    shares = reduction.partial(problem, params, _blocks(problem, params))
+    shares = reduction.partial(problem, params, grid(problem, params))
     return reduction.too_much_workspace(problem, Plan((), shares), limits.sms)
 
 
-def _inexact(problem: Problem, params: Params) -> str | None:
+def inexact(problem: Problem, params: Params) -> str | None:
     arithmetic, tile_rows = str(params["arithmetic"]), number(params, "rows")
     if problem.dtype == "float32" and CLASS_ERRORS[FINEST_CLASS[arithmetic]] > CLASS_ERRORS[problem.accuracy]:
         return f"{arithmetic} products are coarser than the accuracy class {problem.accuracy}"
     # A chain of G and db has one term for every tile of a block; without scales the tensor cores add up row by row.
-    chains = 1 if params["reduction"] == "single_block" else _DETERMINISTIC_SMS * number(params, "blocks")
-    return reduction.long_chain(problem, chains * (tile_rows if _is_scaled(problem, params) else 1))
+    chains = 1 if params["reduction"] == "single_block" else DETERMINISTIC_SMS * number(params, "blocks")
+    return reduction.long_chain(problem, chains * (tile_rows if is_scaled(problem, params) else 1))
 
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
     rows = number(params, "rows")
     if params["reduction"] == "single_block":
-        return reduction.wasted(problem, _split_params(params), rows)
-    if number(params, "blocks") > 1 and -(-problem.rows // rows) <= _DETERMINISTIC_SMS * (number(params, "blocks") - 1):
+        return reduction.wasted(problem, split_params(params), rows)
+    if number(params, "blocks") > 1 and -(-problem.rows // rows) <= DETERMINISTIC_SMS * (number(params, "blocks") - 1):
         return f"{problem.rows} rows have too few tiles of {rows} for {params['blocks']} blocks an SM"
     return None
 
@@ -165,7 +165,7 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
              "H_PADDED": sizes.h_padded, "O_PADDED": sizes.o_padded,
              "G_WARPS_O": sizes.g_warps_o, "G_WARPS_H": sizes.g_warps_h}
     if params["reduction"] == "two_pass":
-        named |= reduction.second_pass(problem, number(_split_params(params), "splits"))
+        named |= reduction.second_pass(problem, number(split_params(params), "splits"))
     return named
 
 
@@ -177,7 +177,7 @@ VARIANT = Variant(
              "reduction": ("atomic", "two_pass", "single_block")},
     defaults={"arithmetic": "fp16x3", "rows": 64, "warps": 8, "across": 2, "stages": 2, "blocks": 1, "ahead": 1,
               "reduction": "two_pass"},
-    refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
-    clashes=(Clash(("arithmetic",), _wrong_arithmetic), Clash(("rows", "warps", "across"), _wrong_tile),
+    refuses=_refuses, inexact=inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
+    clashes=(Clash(("arithmetic",), wrong_arithmetic), Clash(("rows", "warps", "across"), _wrong_tile),
              Clash(("arithmetic", "rows", "warps", "across", "stages", "blocks"), _too_large)),
 )

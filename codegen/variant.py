@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from codegen.config import Value
 from codegen.limits import Limits
@@ -38,11 +38,12 @@ class Variant:
         refuses: why a problem cannot be run with these values on a GPU with these limits, at any row count; None: it can.
         inexact: why these values would lose the accuracy of the data type at the problem's row count; None: they do not.
         wasteful: why these values, though right, are not worth trying at the problem's row count; None: they are.
-        constants: the named integers of the rendered source, each explained in codegen/glossary.py.
+        constants: the named integers of the rendered source, each explained in `meanings` or in codegen/glossary.py.
         plan: the steps and scratch buffers.
         clashes: rules of the same meaning as `refuses`, which need not repeat them: parameters are chosen in the order of
             `choices`, and each rule is asked as soon as those it looks at are. A variant of more than some 10,000 combinations
             should have them, about parameters that stand first in `choices`; `refuses` is asked of what they leave.
+        meanings: what those constants mean that no other variant has: the comment behind each.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Variant:
     constants: Callable[[Problem, Params], dict[str, int]]
     plan: Callable[[Problem, Params], Plan]
     clashes: tuple[Clash, ...] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def template(self) -> str:

@@ -1,4 +1,4 @@
-"""What a run's records say: its families, how the search went, what each parameter of the winner is worth, why others lost."""
+"""What a run's records say: its families, how the search went, why others lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from codegen.config import Value
 from reports.run import Run
 from tuner.outcome import REJECTED
 from tuner.records import Record, Status
@@ -75,62 +74,6 @@ def improvements(run: Run) -> list[Step]:
         if record.status is Status.OK and record.time_us is not None and (not steps or record.time_us < steps[-1].time_us):
             steps.append(Step(number, record, record.time_us))
     return steps
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A candidate that differs from the winner in one parameter.
-
-    Attributes:
-        value: the parameter's value there.
-        record: the candidate.
-        times: as many times as long as the winner it takes, by the times of the search; None where it is not valid.
-
-    Where times are predicted, a candidate need not have been tried.
-    """
-
-    value: Value
-    record: Record
-    times: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """What one parameter of the winner is worth.
-
-    Attributes:
-        name: the parameter.
-        value: the winner's.
-        alternatives: those tried, by rising time; the ones that are not valid last.
-    """
-
-    name: str
-    value: Value
-    alternatives: tuple[Alternative, ...]
-
-
-def worth(run: Run) -> list[Worth]:
-    """Change one: for each of the winner's parameters, the candidates of this run that differ from it in that one alone.
-
-    Winner and alternative are compared by the times of the search: final times, which few have, are of another measurement.
-    """
-    winner = run.winner
-    if winner is None or winner.time_us is None:
-        return []
-    own = winner.config.as_dict()
-    found: dict[str, list[Alternative]] = {name: [] for name in own}
-    predicted = () if run.info.measures else run.untried
-    for record in (*run.tried, *predicted):
-        if record.config.variant != winner.config.variant:
-            continue
-        other = record.config.as_dict()
-        changed = [name for name in own if own[name] != other.get(name)]
-        if len(changed) == 1 and set(other) == set(own):
-            believed = record.status in (Status.OK, Status.NOT_RUN) and record.time_us is not None
-            times = record.time_us / winner.time_us if believed and record.time_us is not None else None
-            found[changed[0]].append(Alternative(other[changed[0]], record, times))
-    return [Worth(name, own[name], tuple(sorted(those, key=lambda one: (one.times is None, one.times or 0.0))))
-            for name, those in found.items()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from codegen.variants import VARIANTS
-from reports.analysis import Family, Step, Worth
+from reports.analysis import Family, Step
 from reports.importance import Importance
 from reports.roofline import Ceiling, Point, Spent
 from reports.run import Run
-from reports.svg import ACCENT, BAD, BAND, INK, MARKERS, MUTED, SERIES, figure
+from reports.svg import ACCENT, BAD, BAND, INK, MARKERS, MUTED, SERIES, figure, label_row, legend
 from reports.words import plain, us
+from reports.worth import Worth
 from tuner.records import Status
 
 GOLDEN = 0.618033988749895
 """Multiples of it spread points evenly over a strip, the same way in every build."""
 
 
-LOOKS = {name: (SERIES[at % len(SERIES)], MARKERS[at % len(MARKERS)]) for at, name in enumerate(VARIANTS)}
-"""Colour and marker of each family, the same in every page."""
 
-LEGEND: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "fontsize": 8, "handletextpad": 0.4,
-          "columnspacing": 1.2}
-"""Above the axes, where it hides nothing."""
+def look_of(number: int) -> tuple[str, str]:
+    """Colour and marker of a family; of up to a hundred no two have both in common."""
+    return SERIES[number % len(SERIES)], MARKERS[(number + number // len(SERIES)) % len(MARKERS)]
+
+
+LOOKS = {name: look_of(number) for number, name in enumerate(VARIANTS)}
+"""The same in every page."""
 
 
 def family_times(run: Run, families: Sequence[Family]) -> str:
@@ -46,6 +48,9 @@ def family_times(run: Run, families: Sequence[Family]) -> str:
                       gid=f"family-{family.name}")
             if family.median_us is not None and len(times) > 2:
                 axes.plot([family.median_us] * 2, [row - 0.4, row + 0.4], color=INK, linewidth=1.4, zorder=3)
+        if run.winner is not None:
+            _ring(axes, run.winner.best_us, next(row for row, family in enumerate(shown) if family.best is not None
+                                                 and family.name == run.winner.config.variant))
         axes.axvline(run.floor_us, color=ACCENT, linestyle=(0, (4, 3)), linewidth=1.2)
         axes.annotate("floor", (run.floor_us, 1), (3, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
                       color=ACCENT, fontsize=8)
@@ -82,8 +87,10 @@ def search_history(run: Run, families: Sequence[Family], steps: Sequence[Step]) 
             best = [step.time_us for step in steps] + [steps[-1].time_us]
             axes.plot(ends, best, color=INK, drawstyle="steps-post", label="best so far", zorder=5)
             axes.plot(ends[:-1], best[:-1], "o", color=INK, markersize=4, zorder=6, gid="history-best")
-        axes.legend(ncols=2 if narrow else 6, **LEGEND)
+        legend(axes, 2 if narrow else 6)
         _log_axis(axes, "y", narrow)
+        axes.set_xlim(0, 1.04 * len(run.tried) + 1)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_xlabel("candidate, in the order in which they were tried")
         axes.set_ylabel(f"microseconds, {run.kind}")
 
@@ -94,22 +101,25 @@ def search_history(run: Run, families: Sequence[Family], steps: Sequence[Step]) 
 def roofline(run: Run, points: Sequence[Point], ceilings: Sequence[Ceiling]) -> str:
     """Candidates under the ceilings of the GPU."""
     own = next((point for point in points if point.record is run.winner), None)
+    arithmetic = max(ceiling.tflops for ceiling in ceilings if ceiling.unit == "TFLOP/s" and ceiling.tflops is not None)
+    shown = [ceiling for ceiling in ceilings if (ceiling.tflops or 0.0) <= arithmetic]  # one launch may lie far above all
     size = _size(run)
 
     def draw(axes: Axes, narrow: bool) -> None:
         reach = [point.intensity for point in points]
         left, right = min(reach) / 3, max(reach) * 3
-        levels = [ceiling.tflops for ceiling in ceilings if ceiling.tflops is not None]
-        slopes = [ceiling.value for ceiling in ceilings if ceiling.unit == "TB/s"]
-        right = max(right, 2 * max(levels) / min(slopes))
-        for ceiling in ceilings:
+        levels = [ceiling.tflops for ceiling in shown if ceiling.tflops is not None]
+        slopes = [ceiling.value for ceiling in shown if ceiling.unit == "TB/s"]
+        right = max(right, 30 * max(levels) / min(slopes))
+        for ceiling in shown:
             dashes = "solid" if ceiling.unit == "TFLOP/s" or ceiling.name == "device memory" else (0, (4, 3))
             if ceiling.tflops is None:
                 end = max(levels) / ceiling.value
                 axes.plot([left, end], [left * ceiling.value, end * ceiling.value], color=MUTED, linewidth=1.1, linestyle=dashes,
                           label=f"{ceiling.name}, {_figure(ceiling)}")
             else:
-                axes.plot([left, right], [ceiling.tflops] * 2, color=MUTED, linewidth=1.1, linestyle=dashes)
+                ridge = max(left, ceiling.tflops / max(slopes))
+                axes.plot([ridge, right], [ceiling.tflops] * 2, color=MUTED, linewidth=1.1, linestyle=dashes)
                 axes.annotate(f"{ceiling.name}, {_figure(ceiling)}", (right, ceiling.tflops), (0, 2.5), ha="right",
                               textcoords="offset points", fontsize=7.5, color=MUTED)
         for name, (colour, marker) in LOOKS.items():
@@ -118,9 +128,8 @@ def roofline(run: Run, points: Sequence[Point], ceilings: Sequence[Ceiling]) -> 
                 axes.plot(*zip(*mine, strict=True), marker, color=colour, markersize=size, markeredgewidth=0, alpha=0.65,
                           label=name, gid=f"roofline-{name}")
         if own is not None:
-            axes.plot(own.intensity, own.tflops, "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=5,
-                      label="winner")
-        axes.legend(ncols=2 if narrow else 6, **LEGEND)
+            _ring(axes, own.intensity, own.tflops)
+        legend(axes, 2 if narrow else 6)
         _log_axis(axes, "x", narrow)
         _log_axis(axes, "y", narrow)
         axes.set_xlim(left, right)
@@ -139,31 +148,31 @@ def time_spent(run: Run, spent: Spent) -> str:
     floors = [("bytes at copy bandwidth", floor.bytes_us), ("one launch", floor.launch_us)]
     if floor.matrix_us is not None:
         floors.append(("16-bit products", floor.matrix_us))
-    rows = 2 + len(floors)
+    whole = [("measured", spent.time_us, INK)] if run.info.measures else []
+    steps = len(whole)
+    bars = [*whole, ("cost model", spent.predicted_us, ""), *((name, value, MUTED) for name, value in floors)]
 
     def draw(axes: Axes, narrow: bool) -> None:
-        axes.barh(0, spent.time_us, height=0.6, color=INK)
-        _end(axes, 0, spent.time_us)
         left = 0.0
         for number, step in enumerate(spent.steps):
-            axes.barh(1, step.time_us, left=left, height=0.6, color=SERIES[number % len(SERIES)], label=step.name)
+            axes.barh(steps, step.time_us, left=left, height=0.6, color=SERIES[number % len(SERIES)], label=step.name)
             left += step.time_us
-        _end(axes, 1, left)
-        for row, (_, value) in enumerate(floors, 2):
-            axes.barh(row, value, height=0.6, color=MUTED)
-            _end(axes, row, value)
-        axes.set_yticks(range(rows), [run.kind, "cost model", *(name for name, _ in floors)])
+        for row, (_, value, colour) in enumerate(bars):
+            if row != steps:
+                axes.barh(row, value, height=0.6, color=colour)
+            axes.annotate(us(value), (value, row), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.margins(x=0.14)
         axes.set_xlim(left=0)
         axes.set_xlabel("microseconds a call")
-        axes.legend(ncols=1 if narrow else 4, **LEGEND)
+        legend(axes, 1 if narrow else 4)
 
     return figure("spent", "The winner's time beside the cost model's steps and the floors",
                   f"{us(spent.time_us)} {run.kind}; cost model: "
                   + ", ".join(f"{step.name} {us(step.time_us)}" for step in spent.steps)
-                  + "; floors: " + ", ".join(f"{name} {us(value)}" for name, value in floors), 0.9 + 0.36 * rows, draw)
+                  + "; floors: " + ", ".join(f"{name} {us(value)}" for name, value in floors), 0.9 + 0.36 * len(bars), draw)
 
 
 def parameter_importance(found: Importance) -> str:
@@ -185,27 +194,32 @@ def parameter_importance(found: Importance) -> str:
 
 def change_one(worths: Sequence[Worth]) -> str:
     """For each parameter of the winner, how much longer its other values take."""
+    reach = [1.0, *(ratio for one in worths for other in one.alternatives for ratio in other.ratios)]
+    low, high = min(reach), max(max(reach), 1.01 * min(reach))
+
     def draw(axes: Axes, narrow: bool) -> None:
         axes.axvline(1, color=ACCENT, linewidth=1.4)
-        for row, one in enumerate(worths):
-            valid = [(other.times, other.value) for other in one.alternatives if other.times is not None]
-            if valid:
-                times = [ratio for ratio, _ in valid]
-                axes.plot([min(1, *times), max(times)], [row, row], color=BAND, linewidth=6, solid_capstyle="round", zorder=1)
-                axes.plot(times, [row] * len(times), "o", color=SERIES[0], markersize=5.5, markeredgewidth=0, zorder=2,
-                          gid=f"worth-{one.name}")
-                furthest = max(valid, key=lambda other: other[0])
-                axes.annotate(str(furthest[1]), (furthest[0], row), (6, 0), textcoords="offset points", va="center", fontsize=8)
-        axes.set_yticks(range(len(worths)), [f"{one.name}={one.value}" for one in worths], family="DejaVu Sans Mono")
-        axes.set_ylim(len(worths) - 0.4, -0.6)
+        axes.set_xlim(low / (high / low) ** 0.06, high * (high / low) ** 0.08)
         _log_axis(axes, "x", narrow)
-        axes.margins(x=0.12)
+        for row, one in enumerate(worths):
+            timed = [(other.times, other) for other in one.alternatives if other.times is not None]
+            if not timed:
+                continue
+            times = [ratio for ratio, _ in timed]
+            axes.plot([min(1, *times), max(1, *times)], [row, row], color=BAND, linewidth=5, solid_capstyle="round", zorder=1)
+            for _, other in timed:
+                axes.plot([min(other.ratios), max(other.ratios)], [row, row], color=SERIES[0], linewidth=1.6, zorder=2)
+            axes.plot(times, [row] * len(times), "o", color=SERIES[0], markersize=5.5, markeredgewidth=0, zorder=3,
+                      gid=f"worth-{one.name}")
+            label_row(axes, row, [(ratio, str(other.value)) for ratio, other in timed], narrow)
+        axes.set_yticks(range(len(worths)), [f"{one.name}={one.value}" for one in worths], family="DejaVu Sans Mono")
+        axes.set_ylim(len(worths) - 0.4, -0.8)
         axes.set_xlabel("times as long as the winner")
 
     return figure("worth", "What each parameter of the winner is worth: times as long with another value",
                   "; ".join(f"{one.name}={one.value}: " + (", ".join(f"{other.value} {plain(other.times)}"
-                            for other in one.alternatives if other.times is not None) or "no other value tried")
-                            for one in worths), 0.7 + 0.34 * len(worths), draw)
+                            for other in one.alternatives if other.times is not None) or "no time of another value")
+                            for one in worths), 0.7 + 0.37 * len(worths), draw)
 
 
 def _size(run: Run) -> float:
@@ -213,9 +227,9 @@ def _size(run: Run) -> float:
     return 4.0 if len(run.tried) > 100 else 6.5
 
 
-def _end(axes: Axes, row: int, value: float) -> None:
-    """The figure behind the end of a bar."""
-    axes.annotate(us(value), (value, row), (4, 0), textcoords="offset points", va="center", fontsize=8)
+def _ring(axes: Axes, x: float, y: float) -> None:
+    """Round the winner."""
+    axes.plot(x, y, "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=5, label="winner")
 
 
 def _figure(ceiling: Ceiling) -> str:
@@ -229,6 +243,6 @@ def _log_axis(axes: Axes, which: str, narrow: bool) -> None:
     low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
     span = high / low * (3 if narrow and which == "x" else 1)
     each = (1, 1.5, 2, 3, 4, 5, 7) if span < 8 else (1, 2, 5) if span < 1000 else (1,)
-    axis.set_major_locator(LogLocator(subs=each, numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_major_locator(LogLocator(subs=each, numticks=5 if narrow and which == "x" else 12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.6g}"))
     axis.set_minor_locator(NullLocator())

@@ -1,8 +1,9 @@
-"""The command line of the reports: `python -m reports DIR...` and `python -m reports index`."""
+"""The command line of the reports: `python -m reports DIR...`, `python -m reports index` and `python -m reports pictures`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _index(given[1:]) if given[:1] == ["index"] else _runs(given)
+        return COMMANDS[given[0]](given[1:]) if given[:1] and given[0] in COMMANDS else _runs(given)
     except KeyboardInterrupt:
         print("reports: interrupted; no page is half-written", file=sys.stderr)
         return INTERRUPTED
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _runs(given: Sequence[str]) -> int:
     parser = Parser(prog="reports", allow_abbrev=False, description="Builds report.html of a tuning run, or compares several.",
-                    epilog="reports index [--help]: one page over all published results of a GPU.")
+                    epilog="reports index [--help]: one page over all published results of a GPU. reports pictures [--help]: "
+                           "pictures of them, and a text's tables.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a folder that python -m tuner has written")
     parser.add_argument("--tolerance", type=_percent, default=TOLERANCE_PERCENT, metavar="PERCENT",
                         help="with several: how much longer than in the first run of a problem on a device a measured time may "
@@ -71,15 +73,52 @@ def _runs(given: Sequence[str]) -> int:
 
 
 def _index(given: Sequence[str]) -> int:
-    parser = Parser(prog="reports index", allow_abbrev=False, description="One page over all results of a GPU.")
-    root = reports_folder() / "h200"
-    parser.add_argument("--root", type=Path, default=root, metavar="DIR",
-                        help=f"the folder with bench.json and the folders of tuning runs (default {root})")
-    options = parser.parse_args(given)
+    options = _rooted("reports index", "One page over all results of a GPU.").parse_args(given)
     from reports.index import build_index
 
     print(f"written: {build_index(options.root)}")
     return OK
+
+
+def _pictures(given: Sequence[str]) -> int:
+    parser = _rooted("reports pictures", "Draws a GPU's published results as SVG files beside them.")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="also rewrite the parts of this text that are made of them")
+    options = parser.parse_args(given)
+    from reports.readme import rewritten, write_pictures
+
+    text = None
+    if options.into is not None:  # whatever is wrong with it is said before anything is written
+        text = rewritten(_text(options.into), options.root, _link(options.root, options.into))
+    written = write_pictures(options.root)
+    if text is not None:
+        write_text(options.into, text)
+        written.append(options.into)
+    print("written: " + ", ".join(str(path) for path in written))
+    return OK
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); name a text with --into") from error
+
+
+def _link(root: Path, text: Path) -> str:
+    """The folder as links in the text name it."""
+    return Path(os.path.relpath(root, text.parent)).as_posix()
+
+
+def _rooted(prog: str, description: str) -> Parser:
+    """A command about all results of a GPU."""
+    root = reports_folder() / "h200"
+    parser = Parser(prog=prog, allow_abbrev=False, description=description)
+    parser.add_argument("--root", type=Path, default=root, metavar="DIR",
+                        help=f"the folder with bench.json and the folders of tuning runs (default {root})")
+    return parser
+
+
+COMMANDS = {"index": _index, "pictures": _pictures}
 
 
 def _percent(text: str) -> float:

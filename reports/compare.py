@@ -91,14 +91,15 @@ def _draw(runs: Sequence[Run], regressed: set[int], axes: Axes, narrow: bool) ->
     for row, run in enumerate(runs):
         colour = BAD if id(run) in regressed else ACCENT if run.info.measures else MUTED
         axes.barh(row, _over(run), height=0.62, color=colour)
-        axes.annotate(plain(_over(run)), (_over(run), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        said = "none valid" if run.winner is None else plain(_over(run))
+        said += ", a regression" if id(run) in regressed else "" if run.info.measures else ", predicted"
+        axes.annotate(said, (_over(run), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
     names = [f"{number}  {run.info.shape}" if narrow else f"{number}  {run.info.shape} {run.info.dtype}, {run.gpu}"
              for number, run in enumerate(runs, 1)]
     axes.set_yticks(range(len(runs)), names)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.margins(x=0.14)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, (1.5 if narrow else 1.25) * max(1.0, *map(_over, runs)))
     axes.set_xlabel("times the floor")
 
 

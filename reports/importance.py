@@ -23,7 +23,7 @@ class Importance:
 
     Attributes:
         family: the variant.
-        candidates: how many it is taken from.
+        candidates: how many it is taken from; those too that were not run, where times are predicted.
         shares: by parameter, largest first; they add up to 1.
     """
 
@@ -36,12 +36,13 @@ def importance(run: Run) -> Importance | None:
     """How much each parameter of the winner's family tells the fastest tenth of its candidates from all of them.
 
     Returns:
-        None where the family has fewer than LEAST valid candidates, or they all agree in every parameter.
+        None where the family has fewer than LEAST such candidates, or they all agree in every parameter.
     """
     if run.winner is None:
         return None
     family = run.winner.config.variant
-    records = [record for record in run.valid if record.config.variant == family and record.time_us is not None]
+    known = run.valid if run.info.measures else (*run.valid, *run.untried)
+    records = [record for record in known if record.config.variant == family and record.time_us is not None]
     values = {name: sorted({record.config[name] for record in records}, key=str) for name in run.winner.config.as_dict()}
     varied = {name: choices for name, choices in values.items() if len(choices) > 1}
     if len(records) < LEAST or not varied:

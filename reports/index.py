@@ -9,15 +9,16 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from reports.benchmark import read_benchmark
 from reports.page import fill
 from reports.run import TRIALS, read_run
-from reports.svg import ACCENT, BAD, INK, figure
+from reports.svg import INK, MARKERS, SERIES, figure, label_row, legend
 from reports.words import plain
-from tuner.bench.results import Results, Row
+from tuner.bench.results import Row
 from tuner.bench.sheet import JSON as BENCH_JSON
-from tuner.bench.sheet import read_results
 from tuner.errors import InputError
 from tuner.pages import PAGE
+from tuner.publish import REPORT
 from tuner.records import write_text
 from tuner.wording import problem_text
 
@@ -31,7 +32,18 @@ def build_index(root: Path) -> Path:
         InputError: there are no results, or some that cannot be read.
         OSError: the folder cannot be written.
     """
-    results = _results(root / BENCH_JSON)
+    page = root / INDEX
+    write_text(page, index_page(root))
+    return page
+
+
+def index_page(root: Path) -> str:
+    """The page. It says nothing of when and by what it was built: the same results make the same page.
+
+    Raises:
+        InputError: there are no results, or some that cannot be read.
+    """
+    results = read_benchmark(root / BENCH_JSON)
     runs = [read_run(path.parent) for path in sorted(root.glob(f"*/{TRIALS}"))]
     if results is None and not runs:
         raise InputError(f"there is neither a {BENCH_JSON} nor a folder with a {TRIALS} in {root}; name a folder of results with "
@@ -39,41 +51,46 @@ def build_index(root: Path) -> Path:
     rows = [] if results is None else list(results.rows)
     parts = () if results is None else results.parts
     against = [row for row in rows if row.ratio is not None]
-    device = parts[0].device if parts else runs[0].gpu
-    pages = {run.folder: f"{run.folder.name}/{PAGE}" for run in runs if (run.folder / PAGE).exists()}
+    pages = {run.folder: f"{run.folder.name}/{name}" for run in runs for name in (REPORT, PAGE) if (run.folder / name).exists()}
     chart = Markup(_ratios(against)) if against else ""
-    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
-    page = root / INDEX
-    write_text(page, fill("index.html.j2", device=device, rows=rows, peers=peers, parts=parts, against=against, runs=runs,
-                          pages=pages, chart=chart, problem=problem_text))
-    return page
+    return fill(
+        "index.html.j2", version="", device=parts[0].device if parts else runs[0].gpu, rows=rows, parts=parts, against=against,
+        classes=_classes(rows), shapes=list(dict.fromkeys((row.case.name, str(row.case.shape)) for row in rows)),
+        by_place={(row.case.name, str(row.case.shape), _class(row)): row for row in rows},
+        peers=list(dict.fromkeys(name for row in rows for name in row.peers)), runs=runs, pages=pages, chart=chart,
+        problem=problem_text)
 
 
-def _results(path: Path) -> Results | None:
-    """The benchmark's; None where there is none."""
-    try:
-        return read_results(path)
-    except InputError as error:
-        raise InputError(f"{path} is no benchmark of this program; move it away, or run python -m tuner bench again") from error
+def _class(row: Row) -> tuple[str, str]:
+    """Data type and accuracy class."""
+    return row.case.problem.dtype, row.case.problem.accuracy
+
+
+def _classes(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Those there are, in the order in which they come up."""
+    return list(dict.fromkeys(map(_class, rows)))
 
 
 def _ratios(rows: Sequence[Row]) -> str:
-    """A bar for each row: the best peer's time over ours."""
-    words = "; ".join(f"{row.case.title}: {row.ratio or 0:.2f}" for row in rows)
-    return figure("ratios", "Times as fast as the best peer, by shape and class", words, 0.8 + 0.3 * len(rows),
-                  partial(_draw, rows))
+    """The best peer's time over ours: a line for each shape, a point for each class."""
+    shapes = list(dict.fromkeys(row.case.name for row in rows))
+    words = "; ".join(f"{row.case.title}: {plain(row.ratio or 0.0)}" for row in rows)
+    return figure("ratios", "Times as fast as the best peer, by shape and class", words, 0.9 + 0.36 * len(shapes),
+                  partial(_draw, rows, shapes))
 
 
-def _draw(rows: Sequence[Row], axes: Axes, narrow: bool) -> None:
-    for at, row in enumerate(rows):
-        ratio = row.ratio or 0.0
-        axes.barh(at, ratio, height=0.64, color=ACCENT if ratio >= 1 else BAD)
-        end = max(ratio, 1.0) if ratio > 0.8 else ratio  # the line at 1 would cross the figure
-        axes.annotate(plain(ratio), (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+def _draw(rows: Sequence[Row], shapes: Sequence[str], axes: Axes, narrow: bool) -> None:
     axes.axvline(1, color=INK, linewidth=1.2)
-    axes.set_yticks(range(len(rows)), [f"{row.case.name}, {row.case.problem.accuracy}" for row in rows])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.margins(x=0.1, y=0.01)
-    axes.set_xlim(left=0)
+    for number, (dtype, accuracy) in enumerate(_classes(rows)):
+        mine = [row for row in rows if _class(row) == (dtype, accuracy)]
+        axes.plot([row.ratio or 0.0 for row in mine], [shapes.index(row.case.name) for row in mine],
+                  MARKERS[number % len(MARKERS)], color=SERIES[number % len(SERIES)], markersize=7, markeredgewidth=0,
+                  label=f"{dtype}, class {accuracy}", gid=f"ratios-{dtype}-{accuracy}", zorder=3)
+    greatest = max(row.ratio or 0.0 for row in rows)
+    axes.set_xlim(0, 1.12 * greatest)
+    for at, name in enumerate(shapes):
+        label_row(axes, at, [(row.ratio or 0.0, plain(row.ratio or 0.0)) for row in rows if row.case.name == name], narrow)
+    axes.set_yticks(range(len(shapes)), shapes)
+    axes.set_ylim(len(shapes) - 0.5, -0.8)
     axes.set_xlabel("times as fast as the best peer")
+    legend(axes, 1 if narrow else 4)

@@ -15,18 +15,25 @@ from pygments.lexers import CudaLexer
 from codegen.dtypes import CLASS_ERRORS
 from codegen.problem import GRADIENTS
 from reports import charts
-from reports.analysis import families, improvements, reasons, worth
+from reports.analysis import families, improvements, reasons
 from reports.importance import METHOD, importance
 from reports.roofline import ceilings, points, spent
 from reports.run import Run
-from reports.words import plain
+from reports.words import micro, plain
+from reports.worth import is_ablation, worth
 from tuner.costmodel import TERMS
 from tuner.provenance import version
 from tuner.timing.regimes import deciding_first
 from tuner.wording import capitalised, problem_text, rows_text
 
-FORMATS = {"us": plain, "ratio": "{:.2f}".format, "percent": "{:.0%}".format, "bound": "{:.3f}".format, "error": "{:.2e}".format}
+FORMATS = {"us": micro, "ratio": plain, "percent": "{:.0%}".format, "bound": "{:.3f}".format, "error": "{:.2e}".format}
 """How kinds of numbers are written; others as `plain` writes them, and whole ones with all digits."""
+
+FASTER = 0.98
+"""A kernel that takes a smaller part of the winner's time in every round is worth a word."""
+
+MOST_CODE = 150_000
+"""Characters of best.cu that a page shows; the files are shorter, as far as is known."""
 
 
 def number(value: float, kind: str = "") -> Markup:
@@ -45,20 +52,26 @@ def share_width(share: float) -> str:
     return f"{100 * min(max(share, 0.0), 1.0):.1f}%"
 
 
+def short(text: str, most: int = 500) -> str:
+    """A text of others, compilers' for example, which may be as long as it likes."""
+    return text if len(text) <= most else f"{text[:most]} … and {len(text) - most:,} more characters"
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports", "."), undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters |= {"num": number, "capitalised": capitalised, "breakable": breakable}
+    environment.filters |= {"num": number, "capitalised": capitalised, "breakable": breakable, "short": short}
     environment.globals["share_width"] = share_width
     return environment
 
 
 def fill(template: str, **context: Any) -> str:
-    """A page from one template of this package, its styles inside."""
+    """A page from one template of this package, its styles inside. `version`, where it is given, is the one that it shows."""
     style = Markup(files("reports").joinpath("style.css").read_text(encoding="utf-8"))
-    return _environment().get_template(template).render(style=style, version=version(), **context)
+    page = _environment().get_template(template).render({"style": style, "version": version(), **context})
+    return page.encode(errors="replace").decode()  # JSON may hold halves of characters, which no file can
 
 
 def run_page(run: Run) -> str:
@@ -72,9 +85,11 @@ def run_page(run: Run) -> str:
     if steps:
         drawn["history"] = Markup(charts.search_history(run, found, steps))
     if winner is not None:
-        over, goes = ceilings(run), spent(run, winner)
-        drawn["roofline"] = Markup(charts.roofline(run, points(run), over))
-        drawn["spent"] = Markup(charts.time_spent(run, goes))
+        over, lie, goes = ceilings(run), points(run), spent(run, winner)
+        if lie:
+            drawn["roofline"] = Markup(charts.roofline(run, lie, over))
+        if goes is not None:
+            drawn["spent"] = Markup(charts.time_spent(run, goes))
         drawn["worth"] = Markup(charts.change_one(worths))
         context |= {"errors": [(name, winner.errors[name]) for name in GRADIENTS if name in winner.errors], "spent": goes,
                     "ceilings": over, "rows_text": rows_text(winner), "worst": winner.worst_bound_ratio}
@@ -85,8 +100,9 @@ def run_page(run: Run) -> str:
     return fill(
         "run.html.j2", run=run, problem=problem_text(run.info), families=found, steps=steps, worths=worths, importance=important,
         method=METHOD, reasons=reasons(run.tried), finalists=finalists, regimes=deciding_first(run.info.regime), terms=TERMS,
-        limit=CLASS_ERRORS[run.info.accuracy], provenance=_provenance(run), code=Markup(_highlighted(run.code)),
-        sections=_sections(run, bool(steps)), **context)
+        limit=CLASS_ERRORS[run.info.accuracy], provenance=_provenance(run), code=Markup(_code(run)),
+        cut=len(run.code) > MOST_CODE, sections=_sections(run, bool(steps)), ablation=is_ablation(run),
+        faster=sum(max(other.ratios, default=1.0) < FASTER for one in worths for other in one.alternatives), **context)
 
 
 def _sections(run: Run, searched: bool) -> list[tuple[str, str]]:
@@ -114,6 +130,7 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         ("Versions", ", ".join(f"{name} {text}" for name, text in info.versions.items()) or "not recorded")]
 
 
-def _highlighted(code: str) -> str:
-    """CUDA as spans with classes; nothing for none."""
+def _code(run: Run) -> str:
+    """CUDA as spans with classes, of what a page shows of it; nothing for none."""
+    code = run.code[:MOST_CODE]
     return highlight(code, CudaLexer(), HtmlFormatter(nowrap=True)) if code else ""

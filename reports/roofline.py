@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codegen.arithmetic import PLANES, products
 from codegen.limits import matrix_rate
-from codegen.space import variant_of
+from codegen.space import variant_of, why_refused
 from reports.run import Run
 from tuner.bench.gap import known_gap
 from tuner.costmodel import L2_TBPS, StepCost, predict, tensor_bytes
@@ -59,10 +59,15 @@ def operations(run: Run) -> float:
 
 
 def points(run: Run) -> list[Point]:
-    """The valid candidates. The bytes of one are its tensors, and its workspace written once and read once."""
+    """The valid candidates, but for those that the rules of today refuse, whose plans are not known.
+
+    The bytes of one are its tensors, and its workspace written once and read once.
+    """
     sms, least = run.ceilings.limits.sms, tensor_bytes(run.problem)
     found = []
     for record in run.valid:
+        if why_refused(run.problem, record.config, run.ceilings.limits):
+            continue
         plan = variant_of(record.config.variant).plan(run.problem, record.config.as_dict())
         moved = least + 2 * plan.workspace_bytes(run.problem.rows, sms)
         found.append(Point(record, operations(run) / max(moved, 1), operations(run) / (record.best_us * 1e6)))
@@ -113,9 +118,11 @@ class Spent:
         return sum(step.time_us for step in self.steps)
 
 
-def spent(run: Run, winner: Record) -> Spent:
-    """The winner's time against its floor."""
+def spent(run: Run, winner: Record) -> Spent | None:
+    """The winner's time against its floor; None where the rules of today refuse its config, so that its steps are not known."""
     limits = run.ceilings.limits
+    if why_refused(run.problem, winner.config, limits):
+        return None
     prediction = predict(run.problem, winner.config, limits, winner.resources)
     gap = known_gap(run.problem, winner.config, limits, run.floor, run.ceilings.rates, winner.best_us)
     return Spent(winner.best_us, prediction.steps, run.floor_us, gap)

@@ -1,27 +1,28 @@
-"""What is read of a tuning run's folder: trials.jsonl, and of best.json and best.cu what is of the same run."""
+"""What is read of a tuning run's folder: trials.jsonl, and best.cu where best.json is of the same run."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.limits import Limits, target
 from codegen.problem import Problem, Shape
+from reports.benchmark import read_benchmark
+from reports.ending import Ending
 from tuner.bench.floors import Floor, Rates
 from tuner.bench.results import Results, Row
 from tuner.bench.sheet import JSON as BENCH_JSON
-from tuner.bench.sheet import read_results
 from tuner.costmodel import floor_us
 from tuner.errors import InputError
 from tuner.known import read_best
 from tuner.outcome import spills
 from tuner.records import Record, RunInfo, Status
 from tuner.study.earlier import read_earlier
+from tuner.timing.regimes import as_regime
 
 TRIALS, BEST_CU, BEST_JSON = "trials.jsonl", "best.cu", "best.json"
 
@@ -57,9 +58,9 @@ class Run:
         damaged: lines of trials.jsonl that could not be read.
         finished: whether it came to its end.
         ceilings: the rates of its GPU.
-        said: what is to be known of its times and its winner, as clauses.
-        checks: what the winner passed beyond what all have: name, outcome, and what there is to say.
+        ending: what it said of itself at its end.
         code: best.cu, where it holds this run's winner; else empty.
+        kept: where best.* are another run's, when that began; else empty.
         peers: the row of the benchmark beside it that is about the same problem on the same GPU; None where there is none.
     """
 
@@ -72,9 +73,9 @@ class Run:
     damaged: int
     finished: bool
     ceilings: Ceilings
-    said: tuple[str, ...] = ()
-    checks: tuple[Mapping[str, str], ...] = ()
+    ending: Ending = field(default_factory=Ending)
     code: str = ""
+    kept: str = ""
     peers: Row | None = None
 
     @property
@@ -125,32 +126,41 @@ def read_run(folder: Path) -> Run:
         problem = Problem.of(Shape.parse(info.shape), dtype=info.dtype, wants=info.wants.split(","),
                              deterministic=info.deterministic, param_dtype=info.param_dtype, accuracy=info.accuracy)
         table = target(info.target)
-    except (CodegenError, AttributeError, TypeError) as error:
+        check_header(info, problem)
+    except (CodegenError, InputError, AttributeError, TypeError) as error:
         raise InputError(f"the first line of {folder / TRIALS} is not the header of a tuning run: {error}") from error
-    best = _best(folder / BEST_JSON, info)
-    winner = _winner(earlier.records, best)
+    known = read_best(folder / BEST_JSON)
+    own = known is not None and (known.info.date, known.info.command) == (info.date, info.command)
+    ending = Ending.of(earlier.end or (_values(folder / BEST_JSON) if own else {}))
     bench = _bench(folder.parent / BENCH_JSON, info)
-    code = _text(folder / BEST_CU) if best else ""
-    return Run(folder, info, problem, earlier.records, earlier.not_run, winner, earlier.damaged, earlier.finished,
-               _ceilings(info, table, best.get("limits"), bench), tuple(best.get("said", ())), tuple(best.get("gate", ())), code,
-               None if bench is None else _row(bench, info))
+    return Run(folder, info, problem, earlier.records, earlier.not_run, _winner(earlier.records, ending.winner), earlier.damaged,
+               earlier.finished, _ceilings(info, table, ending.limits, bench), ending, _text(folder / BEST_CU) if own else "",
+               "" if own or known is None else known.info.date, None if bench is None else _row(bench, info))
 
 
-def _winner(tried: tuple[Record, ...], best: Mapping[str, Any]) -> Record | None:
-    """The record that best.json names, else what the records say: of those timed in the finals, where there are some, the
-    fastest."""
-    named = str(best["winner"]["config"]) if best else ""
+def check_header(info: RunInfo, problem: Problem) -> None:
+    """What pages need of a header beyond what makes a problem.
+
+    Raises:
+        InputError: there is something else.
+    """
+    as_regime(info.regime)
+    if problem.rows == 0:
+        raise InputError("there are no rows")
+    counts = (info.combinations, info.valid, *info.refused.values())
+    if not all(isinstance(count, int) and count >= 0 for count in counts) or not math.isfinite(info.eps):
+        raise InputError("its counts are no whole numbers from 0, or eps is not finite")
+
+
+def _winner(tried: tuple[Record, ...], named: str) -> Record | None:
+    """The record of that config, else what the records say: of those timed in the finals, where there are some, the fastest."""
     valid = [record for record in tried if record.status is Status.OK]
     finalists = [record for record in valid if record.final_us is not None] or valid
     found = next((record for record in valid if str(record.config) == named), None)
     return found or min(finalists, key=lambda record: (spills(record), record.best_us), default=None)
 
 
-def _best(path: Path, info: RunInfo) -> dict[str, Any]:
-    """What best.json says; nothing where it is missing, damaged or of another run, which may have been faster and was kept."""
-    known = read_best(path)
-    if known is None or (known.info.date, known.info.command) != (info.date, info.command):
-        return {}
+def _values(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values
 
@@ -167,7 +177,7 @@ def _bench(path: Path, info: RunInfo) -> Results | None:
     if not info.measures:
         return None
     try:
-        results = read_results(path)
+        results = read_benchmark(path)
     except (InputError, OSError):
         return None
     return results if results is not None and results.parts and results.parts[0].device == info.device else None
@@ -182,12 +192,10 @@ def _row(bench: Results, info: RunInfo) -> Row | None:
     return next((row for row, same in zip(bench.rows, found, strict=True) if same and row.ratio is not None), None)
 
 
-def _ceilings(info: RunInfo, table: Limits, recorded: object, bench: Results | None) -> Ceilings:
+def _ceilings(info: RunInfo, table: Limits, own: Limits | None, bench: Results | None) -> Ceilings:
     """The run's own rates where it measured some, else those of the table; the rate of products is the benchmark's."""
-    limits, measured = table, False
-    if isinstance(recorded, dict):
-        with contextlib.suppress(TypeError):  # of another version of this program
-            limits, measured = Limits(**recorded), info.rates == "measured"
+    same = own is not None and own.arch == table.arch
+    limits, measured = own if own is not None and same else table, same and info.rates == "measured"
     matrix = None if bench is None else bench.parts[0].rates.matrix_tflops
     return Ceilings(limits, Rates(limits.copy_tbps, limits.launch_us, matrix),
                     "measured when the run began" if measured else f"from the table of targets, for {limits.name}",

@@ -6,16 +6,21 @@ import math
 
 
 def plain(value: float) -> str:
-    """Three digits, or all before the point: 1.2e-05, 0.0512, 1.96, 25.5, 13073."""
+    """Three digits, or all before the point: 1.2e-05, 0.0512, 1.96, 25.5, 13,073."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) < 1e-3:
         return f"{value:.1e}"
     places = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{places}f}"
+    text = f"{value:,.{places}f}" if abs(value) >= 1e4 else f"{value:.{places}f}"
     return text.rstrip("0").rstrip(".") if "." in text and places > 2 else text
 
 
+def micro(value: float) -> str:
+    """Microseconds for a table: as `plain`, but below a thousandth only 0.001 or 0."""
+    return plain(value) if value >= 1e-3 or not math.isfinite(value) else f"{value:.3f}".rstrip("0").rstrip(".")
+
+
 def us(value: float) -> str:
-    """Microseconds with their unit."""
-    return f"{plain(value)} us"
+    """A time with its unit, given in microseconds: 25.5 us, 0.77 ns."""
+    return f"{value * 1e3:.2g} ns" if 0 < value < 0.01 else f"{plain(value)} us"

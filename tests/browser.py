@@ -43,7 +43,12 @@ def _program() -> str | None:
 
 @cache
 def has_chromium() -> bool:
-    return _program() is not None
+    """Whether there is one that starts: a package may be the stub of another, or half-installed."""
+    program = _program()
+    try:
+        return program is not None and subprocess.run([program, "--version"], capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,16 @@ class Seen:
 
     values: dict[str, Any]
     console: list[str]
+
+
+def print_out(page: Path, folder: Path) -> int:
+    """How many sheets of paper a page takes."""
+    program = _program()
+    assert program is not None
+    paper = folder / "paper.pdf"
+    subprocess.run([program, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--no-pdf-header-footer", f"--print-to-pdf={paper}",
+                    page.as_uri()], capture_output=True, timeout=300, check=True)
+    return len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
 
 
 def look(page: Path, width: int, scheme: str, folder: Path) -> Seen:

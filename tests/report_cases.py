@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.trials import read_trials
 from tuner.records import Journal, Record, RunInfo, Status
@@ -18,10 +20,11 @@ def published_records() -> tuple[RunInfo, list[Record]]:
     return info, [record for record in lines if record.status is not Status.REFUSED]
 
 
-def written(folder: Path, info: RunInfo, records: list[Record], finished: bool = True) -> Path:
-    """A folder with these records."""
+def written(folder: Path, info: RunInfo, records: list[Record], finished: bool = True,
+            end: Mapping[str, Any] | None = None) -> Path:
+    """A folder with these records, and with what the run said at its end."""
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / "trials.jsonl", info)
-    journal.settle(records, finished)
+    journal.settle(records, finished, end)
     journal.close()
     return folder

@@ -165,9 +165,11 @@ def test_every_kernel_of_every_plan_has_an_entry_and_no_other() -> None:
     assert kernels == KERNELS.keys()
 
 
-def test_a_kernel_the_model_does_not_know_is_an_error() -> None:
-    with pytest.raises(KeyError, match=r"newcomer.*tuner/work"):
-        work("newcomer", Setting(problem("4,4,8,16"), {}, {"reduction": "atomic"}, 132, 256, 1, 1e5))
+def test_a_kernel_the_model_does_not_know_is_taken_for_a_plain_one() -> None:
+    few, many = (work("newcomer", Setting(problem(shape), {}, {"reduction": "atomic"}, 132, 256, 132, 1e5))
+                 for shape in ("4,4,8,16", "4,400,80,160"))
+    assert 0 < few.chain < many.chain and few.instructions < many.instructions and few.l2_bytes < many.l2_bytes
+    assert few.atomics == 132 * (8 * 16 + 2 * 8 + 16) and few.meetings == 132
 
 
 @pytest.mark.parametrize("shape", ["4,4,8,16", "32,16,64,64", "1,71,229,33", "1,262144,128,128", "1,3,100003,2", "1,1,1,1"])

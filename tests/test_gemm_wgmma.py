@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from codegen import variants
@@ -10,11 +12,12 @@ from codegen.gemm_mma import MOST_BLOCKS
 from codegen.limits import TARGETS, target
 from codegen.problem import ALL_GRADIENTS, Problem
 from codegen.render import render
-from codegen.space import make_config, valid_configs, why_refused
+from codegen.space import make_config, valid_configs, why_not, why_refused
 from codegen.variants import default_names
 from tests.variant_cases import LIMITS, accuracy_of, assert_right, compiled
 from tuner.compare import bound_fault
-from tuner.executors.host import HostExecutor
+from tuner.executors.host import HostExecutor, HostProgram
+from tuner.executors.host_runtime import Layout
 from tuner.inputs import random_inputs
 from tuner.store import Store
 from tuner.toolchain import REPORT, find_nvcc
@@ -68,15 +71,52 @@ def test_tiles_and_stages_of_every_size(chosen: Config, host_executor: HostExecu
     assert_right(host_executor, chosen, random_inputs(200, 100, 150))
 
 
+OF_FLOATS = config(split="fragments", group=4, finish="epilogue", stages=2)
+OF_HALVES = config(split="fragments", group=4, finish="epilogue", arithmetic="bf16", promote=0)
+
+
+@pytest.mark.parametrize(("chosen", "dtype", "shape"), [
+    (config(split="fragments", group=8, finish="epilogue", parts=3), "float32", (900, 128, 256)),
+    (OF_FLOATS, "float32", (200, 100, 152)),
+    (config(split="fragments", group=4, tile="64x64", groups=1, arithmetic="bf16x6", parts=3), "float32", (200, 100, 152)),
+    (OF_HALVES, "bfloat16", (300, 128, 200)),
+    (config(split="fragments", group=4, finish="epilogue", arithmetic="bf16", promote=0, depth=128), "bfloat16", (300, 128, 248)),
+    (config(split="fragments", group=4, tile="256x128", arithmetic="fp16", promote=0), "float16", (300, 100, 136))],
+    ids=["keeping pace", "narrow rows", "bf16x6", "bfloat16", "deep stages", "two tiles a warpgroup"])
+@pytest.mark.parametrize("layout", ["end", "shifted"])
+def test_dy_is_multiplied_out_of_registers(chosen: Config, dtype: str, shape: tuple[int, int, int], layout: Layout,
+                                           host_executor: HostExecutor) -> None:
+    """Tiles that end beyond the edges of dy, rows that are copied in bulk, and rows whose addresses do not allow it."""
+    inputs = random_inputs(*shape, dtype=dtype, param_dtype=dtype)
+    problem = Problem(*shape, dtype, accuracy=accuracy_of(chosen, dtype))
+    assert why_refused(problem, chosen, LIMITS) is None
+    program = cast(HostProgram, compiled(host_executor, problem, chosen))
+    got = program.run(inputs, ALL_GRADIENTS, layout=layout, order="shuffled:1")
+    assert bound_fault(inputs, got, ALL_GRADIENTS, problem.accuracy) is None
+
+
+def test_fragments_leave_no_planes_of_dy() -> None:
+    names = {buffer.name for buffer in render(TALL, OF_FLOATS).plan.workspace}
+    assert not [name for name in names if name.startswith("dy")] and "xhat_planes" in names
+    assert why_not(TALL, OF_FLOATS, LIMITS) is None
+    assert "16 bytes at a time" in (why_not(Problem(262144, 128, 510), OF_FLOATS, LIMITS) or "")
+    assert why_refused(Problem(262144, 128, 510), OF_FLOATS, LIMITS) is None
+
+
 WIDE = Problem(8192, 768, 2304)
 HALF = Problem(8192, 768, 2304, "bfloat16")
+TALL = Problem(262144, 128, 512)
+TALL_HALF = Problem(262144, 128, 512, "bfloat16")
 
 
 @pytest.mark.parametrize(("problem", "chosen"), [
     (WIDE, config()), (WIDE, config(tile="128x192", depth=32, stages=5, reduction="direct", parts=1)),
     (HALF, config(arithmetic="bf16", promote=0, tile="128x256", stages=3)),
-    (HALF, config(arithmetic="bf16", promote=0, tile="256x128", stages=3))],
-    ids=["128x128", "128x192", "128x256-bfloat16", "256x128-bfloat16"])
+    (HALF, config(arithmetic="bf16", promote=0, tile="256x128", stages=3)),
+    (TALL, config(split="fragments", parts=16, finish="epilogue", group=4)),
+    (TALL_HALF, config(split="fragments", arithmetic="bf16", promote=0, stages=6, parts=16, finish="epilogue", group=4)),
+    (TALL_HALF, config(split="fragments", arithmetic="bf16", promote=0, depth=128, parts=16, finish="epilogue", group=4))],
+    ids=["128x128", "128x192", "128x256-bfloat16", "256x128-bfloat16", "fragments", "fragments-bfloat16", "deep stages"])
 def test_large_tiles_keep_to_their_registers(problem: Problem, chosen: Config, store: Store) -> None:
     """No sum goes to memory, and the compiler neither ignores what warpgroups hand over nor makes products wait."""
     binary = find_nvcc("sm_90a").compile(render(problem, chosen).text, "sm_90a", store)

@@ -30,6 +30,8 @@ ZEROS = "for (int i = threadIdx.x; i < 16384; i += blockDim.x) s[i] = 0;\n__sync
 FENCED = f"{PRODUCT}{ZEROS}fence_products();\n"
 MULTIPLY = "multiply_group_f16<false>(d, at(0), at(0), true);\n"
 END = "commit_products();\nwait_for_products<0>();\n"
+REGISTERS = f"{PRODUCT}{ZEROS}unsigned a[4] = {{}};\nfence_products();\n"  # lines 1 to 8
+FROM_REGISTERS = "multiply_group_registers_f16(d, a, at(0), true);\n"
 SHARED = 16384 + 1024
 
 
@@ -107,6 +109,9 @@ LAWS = [
     Law("too_few_threads_come",
         "if (threadIdx.x < 32) sync_threads(3, 64);", "if (threadIdx.x < 32) sync_threads(3, 64);\nelse arrive_threads(3, 64);",
         "block 0, thread 0: waits at sync_threads (line 1) for threads that never come"),
+    Law("part_of_a_warp_elects",
+        "if (threadIdx.x > 7 && is_elected()) p.y[0] = 1.0f;", "if (is_elected() && threadIdx.x < 32) p.y[0] = 1.0f;",
+        "block 0, thread 8: calls is_elected (line 1), but lane 0 (thread 0) has left the kernel"),
     Law("part_of_a_warp", "sync_threads(1, 48);", "sync_threads(1, 64);",
         "block 0, thread 0: line 1: waits for 48 threads of 64; it must be whole warps of the block"),
     Law("number_of_syncthreads", "sync_threads(0, 64);", "sync_threads(15, 64);",
@@ -131,6 +136,18 @@ LAWS = [
     of_groups("part_of_a_warpgroup", f"{FENCED}{MULTIPLY}{END}", f"{FENCED}if (threadIdx.x < 128) {MULTIPLY}{END}",
               "thread 128: calls multiply_group (line 8), but the block of 160 threads has only a part of this warpgroup",
               block=160),
+    of_groups("registers_changed_too_early", f"{REGISTERS}{FROM_REGISTERS}commit_products();\na[2] = 1;\nwait_for_products<0>();",
+              f"{REGISTERS}{FROM_REGISTERS}{END}a[2] = 1;",
+              "thread 31: has changed registers of a before the product that reads them (line 9) was waited for"),
+    of_groups("registers_changed_without_a_fence",
+              f"{REGISTERS}{FROM_REGISTERS}commit_products();\nunsigned b[4] = {{}};\n"
+              f"multiply_group_registers_f16(d, b, at(0), true);\n{END}",
+              f"{REGISTERS}{FROM_REGISTERS}commit_products();\nunsigned b[4] = {{}};\nfence_products();\n"
+              f"multiply_group_registers_f16(d, b, at(0), true);\n{END}",
+              "thread 0: calls multiply_group (line 12) without fence_products before it"),
+    of_groups("registers_in_one_thread", f"{REGISTERS}if (threadIdx.x < 5) {FROM_REGISTERS}else {MULTIPLY}{END}",
+              f"{REGISTERS}{FROM_REGISTERS}{END}",
+              "thread 127: calls multiply_group (line 10) with other operands than thread 0 (line 9)"),
     of_groups("two_descriptors",
               f"{FENCED}multiply_group_f16<false>(d, at(0), at(threadIdx.x / 32 * 1024), true);\n{END}",
               f"{FENCED}multiply_group_f16<false>(d, at(0), at(1024), true);\n{END}",
@@ -147,6 +164,7 @@ LAWS = [
 
 # Bodies of kernels by name.
 LAWFUL = {
+    "elected": "for (int i = 0; i < 5; ++i) if (is_elected()) p.y[threadIdx.x / 32] = (i == 0 ? 0 : p.y[threadIdx.x / 32]) + 1;",
     # What is there before the wait, and after it.
     "landing": f"{ONE}if (threadIdx.x == 0) {{\n  for (int i = 0; i < 60; ++i) s[i] = -1.0f;\n  arrive_expecting(b, 64);\n"
                "  copy_bulk(s, p.x, 64, b);\n  p.y[0] = s[0];\n  p.y[1] = s[16];\n}\n__syncthreads();\nwait_phase(b, 0);\n"
@@ -192,6 +210,11 @@ def test_a_bulk_copy_lands_when_it_is_waited_for(order: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
+def test_one_lane_of_each_warp_is_elected(order: str, run: Run) -> None:
+    assert run("elected", order=order)[:2].tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("order", ORDERS)
 def test_phases_keep_a_ring_in_step(order: str, run: Run) -> None:
     got = run("ring", order=order)
     assert np.delete(got, 40).tolist() == [45] * 63 and got[40] == 0
@@ -223,22 +246,33 @@ PRODUCT_OF = """extern "C" __global__ void product_{name}(const __grid_constant_
     return (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + e / 2 * 8) * {columns} + j * 8 + threadIdx.x % 4 * 2 + e % 2;
   }};
   for (int j = 0; j < {columns} / 8; ++j) for (int e = 0; e < 4; ++e) d[j][e] = p.c[place(j, e)];
-  fence_products();
-  multiply_group_{type}<{by_depth}>(d, p.a + first, p.b + first, true);
-  multiply_group_{type}<{by_depth}>(d, p.a + first + p.a_step, p.b + first + p.b_step, true);
-  commit_products();
+{multiply}  commit_products();
   wait_for_products<0>();
   for (int j = 0; j < {columns} / 8; ++j) for (int e = 0; e < 4; ++e) p.d[place(j, e)] = d[j][e];
 }}
 """
+MULTIPLY_SHARED = """  fence_products();
+  multiply_group_{type}<{by_depth}>(d, p.a + first, p.b + first, true);
+  multiply_group_{type}<{by_depth}>(d, p.a + first + p.a_step, p.b + first + p.b_step, true);
+"""
+# a comes in rows of 32 values, without a swizzle.
+MULTIPLY_REGISTERS = """  unsigned a[2][4];
+  const unsigned* row = reinterpret_cast<unsigned*>(s) + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) * 16 + threadIdx.x % 4;
+  for (int n = 0; n < 8; ++n) a[n / 4][n % 4] = row[n % 2 * 8 * 16 + n / 4 * 8 + n / 2 % 2 * 4];
+  fence_products();
+  multiply_group_registers_{type}(d, a[0], p.b + first, true);
+  multiply_group_registers_{type}(d, a[1], p.b + first + p.b_step, true);
+"""
+WAYS = {"rows": MULTIPLY_SHARED.replace("{by_depth}", "false"), "depth": MULTIPLY_SHARED.replace("{by_depth}", "true"),
+        "registers": MULTIPLY_REGISTERS}
 PRODUCT_PARAMS = ("struct Params { const char* operands; const float* c; float* d; unsigned long long a, b, a_step, b_step; "
                   "int64_t bytes; };\n")
 
 
 @pytest.fixture(scope="module")
 def products(host_executor: HostExecutor) -> Kernels:
-    texts = {f"{kind}_{way}": PRODUCT_OF.format(name=f"{kind}_{way}", type=kind, columns=COLUMNS, by_depth=by_depth)
-             for kind in ("f16", "bf16") for way, by_depth in (("rows", "false"), ("depth", "true"))}
+    texts = {f"{kind}_{way}": PRODUCT_OF.format(name=f"{kind}_{way}", columns=COLUMNS, multiply=multiply.format(type=kind))
+             for kind in ("f16", "bf16") for way, multiply in WAYS.items()}
     return host_executor.load(PRODUCT_PARAMS + "".join(texts.values()), tuple(f"product_{name}" for name in texts))
 
 
@@ -257,13 +291,11 @@ def descriptor(place: int, *, leading: int, stride: int, swizzle: int) -> int:
     return place >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | swizzle << 62
 
 
-@pytest.mark.parametrize("row_words", [64, 32])
-@pytest.mark.parametrize("by_depth", [False, True])
+@pytest.mark.parametrize(("way", "row_words"), [("rows", 64), ("rows", 32), ("depth", 64), ("registers", 32)])
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_products_read_operands_as_the_descriptors_say(kind: str, by_depth: bool, row_words: int, products: Kernels) -> None:
-    """Against integers: a by rows of 128 or 64 bytes along the depth, or by depth; b by depth, in pieces of 64 columns."""
-    if by_depth and row_words == 32:
-        row_words = 64
+def test_products_read_operands_as_the_descriptors_say(kind: str, way: str, row_words: int, products: Kernels) -> None:
+    """Against integers: a by rows of 128 or 64 bytes along the depth, by depth, or in registers; b by depth, in pieces of 64
+    columns."""
     dtype = np.float16 if kind == "f16" else ml_dtypes.bfloat16
     rng = np.random.default_rng(7)
     a, b, c = rng.integers(-8, 9, (64, 32)), rng.integers(-8, 9, (32, COLUMNS)), rng.integers(-99, 99, (64, COLUMNS))
@@ -271,7 +303,10 @@ def test_products_read_operands_as_the_descriptors_say(kind: str, by_depth: bool
     def words(values: NDArray[Any]) -> NDArray[np.uint16]:
         return values.astype(np.float32).astype(dtype).view(np.uint16)
 
-    if by_depth:  # 32 rows of 64 values each, one k after the other
+    about_a, a_step = 0, 0
+    if way == "registers":
+        of_a = words(a).tobytes()
+    elif way == "depth":  # 32 rows of 64 values each, one k after the other
         of_a = swizzled(words(a.T.copy()))
         about_a, a_step = descriptor(0, leading=0, stride=1024, swizzle=1), 2 * 1024
     else:  # 64 rows of values along k, of which the product takes 32
@@ -285,7 +320,7 @@ def test_products_read_operands_as_the_descriptors_say(kind: str, by_depth: bool
         places = [memory.add_input("operands", operands), memory.add_input("c", c.astype(np.float32)),
                   memory.add_output("d", c.shape)]
         params = struct.pack("<QQQQQQQq", *places, about_a, about_b, a_step >> 4, b_step >> 4, operands.nbytes)
-        products.launch(f"product_{kind}_{'depth' if by_depth else 'rows'}", grid=1, block=128, params=params, memory=memory,
+        products.launch(f"product_{kind}_{way}", grid=1, block=128, params=params, memory=memory,
                         shared_bytes=operands.nbytes + 1024, order="shuffled:1")
         got = memory.read("d")
     assert np.array_equal(got, c + a @ b)

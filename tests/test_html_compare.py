@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from reports import cli
+from reports.index import INDEX, index_page
 from tests.html_page import Page
 from tests.report_cases import PUBLISHED, ROOT, SEED, published_records, written
 from tuner.records import Record, RunInfo, Status
@@ -83,9 +85,42 @@ def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, 
         assert [cell.value for cell in row[5:8]] == peers
         assert row[8].value == pytest.approx(values["ratio"], rel=1e-12)
         assert row[11].value == max(values["ours"]["errors"].values())
+    cells = {(row[0].text, at): cell for row in page.tables["matrix"] for at, cell in enumerate(row[2:])}
+    kinds = list(dict.fromkeys((values["dtype"], values["accuracy"]) for values in rows))
+    shown = {(values["name"], kinds.index((values["dtype"], values["accuracy"]))): values for values in rows}
+    assert {place for place, cell in cells.items() if cell.values} == set(shown)
+    for place, values in shown.items():
+        best = values["peers"][values["best_peer"]]["warm"]["median"]
+        assert [float(value) for value in cells[place].values] == [
+            pytest.approx(values["ratio"], rel=1e-12), values["ours"]["warm"]["median"], best]
+    for dtype, accuracy in kinds:
+        mine = [values["ratio"] for values in rows if (values["dtype"], values["accuracy"]) == (dtype, accuracy)]
+        points = page.points[f"ratios-wide-ratios-{dtype}-{accuracy}"]
+        slope = (points[0][0] - points[-1][0]) / (mine[0] - mine[-1])
+        assert all(x == pytest.approx(points[0][0] + slope * (ratio - mine[0]), abs=0.1)
+                   for (x, _), ratio in zip(points, mine, strict=True))
     finals = {json.loads(path.read_text())["winner"]["time"]["final_us"] for path in root.glob("*/best.json")}
     assert {row[1].value for row in page.tables["runs"]} == finals
     assert f'<a href="{SEED}/report.html">' in page.source and page.source.count("report.html") == 1
+    assert page.source.count('report.md">') == 1
+
+
+def test_the_published_index_is_that_of_the_published_results(tmp_path: Path) -> None:
+    """But for how Matplotlib draws. Where it is not: python -m reports index. Runs of this machine that are not published do not
+    count."""
+    listed = subprocess.run("git ls-files reports/h200", shell=True, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    for path in map(ROOT.joinpath, listed) if listed else PUBLISHED.glob("**/*"):
+        if path.is_file() and path.suffix != ".html":
+            (tmp_path / path.relative_to(PUBLISHED)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / path.relative_to(PUBLISHED))
+    built, committed = index_page(tmp_path), (PUBLISHED / INDEX).read_text(encoding="utf-8")
+    assert _but_for_drawings(built) == _but_for_drawings(committed)
+    assert len(committed.encode()) < 1_000_000
+    assert not re.search(r"h200/|/tmp/|lnl-tuner \w", committed.replace("--out reports/h200", ""))
+
+
+def _but_for_drawings(page: str) -> str:
+    return re.sub(r"(</desc>).*?(</svg>)", r"\1\2", page, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], ["."], ["index", "--root", "."], ["index", "--root", "damaged"], ["damaged"],

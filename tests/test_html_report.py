@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,10 +20,13 @@ import pytest
 from codegen.config import Config
 from codegen.problem import GRADIENTS
 from reports.build import build
+from reports.charts import look_of
 from reports.page import run_page
 from reports.run import read_run
+from reports.svg import SERIES
 from reports.words import plain
-from tests.browser import look
+from tests.browser import look, print_out
+from tests.eyes import EYES, linear, oklab
 from tests.fake_gpu import FakeGpu, failing_launch, stub_artifact
 from tests.html_page import Page
 from tests.report_cases import PUBLISHED, ROOT, SEED, published_records, written
@@ -188,18 +192,31 @@ def test_the_parser_of_these_tests_sees_loads(load: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_the_contrast_that_accessibility_asks_for(scheme: str) -> None:
     """WCAG 2.2, 1.4.3: 4.5 for text; 1.4.11: 3 for what a figure shows."""
-    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", part)) for part in STYLE.split("@media")[:2])
-    colours = light if scheme == "light" else light | dark
+    colours = _colours(scheme)
     for ground in ("card", "page"):
         for text in ("ink", "muted", "accent", "good", "bad", "key", "comment", "string", "number", "name"):
             assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-    assert all(_contrast(colours[f"series-{number}"], colours["card"]) >= 3 for number in range(8))
+    assert all(_contrast(colours[f"series-{number}"], colours["card"]) >= 3 for number in range(len(SERIES)))
+
+
+def _colours(scheme: str) -> dict[str, str]:
+    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", part)) for part in STYLE.split("@media")[:2])
+    return light if scheme == "light" else light | dark
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("eyes", list(EYES))
+def test_families_differ_for_all_eyes(scheme: str, eyes: str) -> None:
+    """Five times what can just be told apart in Oklab (0.02); and no two of up to a hundred have colour and marker in common."""
+    colours = _colours(scheme)
+    seen = [oklab(colours[f"series-{number}"], EYES[eyes]) for number in range(len(SERIES))]
+    assert min(math.dist(one, other) for one, other in combinations(seen, 2)) > 0.09
+    assert len(set(map(look_of, range(100)))) == 100 and len({look_of(number)[1] for number in range(10)}) == 10
 
 
 def _contrast(one: str, other: str) -> float:
     def luminance(colour: str) -> float:
-        parts = [int(colour[at:at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        red, green, blue = linear(colour)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     low, high = sorted((luminance(one), luminance(other)))
@@ -218,6 +235,14 @@ def test_a_browser_shows_it_on_screens_and_phones(width: int, scheme: str, tmp_p
     light = [sum(map(int, re.findall(r"\d+", seen.values[name])[:3])) > 3 * 127 for name in ("background", "ink")]
     assert light == [scheme == "light", scheme == "dark"]
     assert seen.values["point"] != "rgb(0, 0, 0)"
+
+
+@pytest.mark.chromium
+def test_a_printed_page_is_short(tmp_path: Path, published: Published) -> None:
+    """The list of all candidates and the code, which take 40 sheets, stay out."""
+    page = tmp_path / "report.html"
+    page.write_text(published[0].source, encoding="utf-8")
+    assert 3 <= print_out(page, tmp_path) <= 12
 
 
 @pytest.mark.chromium
@@ -340,7 +365,7 @@ def test_files_of_another_run_are_not_taken_for_this_one(tmp_path: Path, publish
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1.2e-5, "1.2e-05"), (0.0512, "0.0512"), (0.51, "0.51"), (1.957, "1.96"),
-                                             (25.47, "25.5"), (13073.4, "13073"), (math.inf, "inf")])
+                                             (25.47, "25.5"), (13073.4, "13,073"), (9999.6, "10000"), (math.inf, "inf")])
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert plain(value) == text
 

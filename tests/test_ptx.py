@@ -13,7 +13,8 @@ from tuner.store import Store
 from tuner.toolchain import REPORT, find_nvcc
 
 PTX = render_template("_ptx.cu.j2", async_copies=True, matrix_products=True, short_types=["bfloat16", "float16"])
-GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, columns=24, arithmetic=arithmetic)
+GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, a_in_registers=True, elects=True,
+                                      columns=[24, 16], arithmetic=arithmetic)
           for arithmetic in ("fp16x3", "bf16")}
 """What a Hopper GPU alone compiles, for products of either type."""
 
@@ -59,25 +60,33 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
   unsigned long long* barrier = reinterpret_cast<unsigned long long*>(dynamic_shared());
   init_barrier(barrier, 1);
   fence_barriers();
+  fence_operands();
   __syncthreads();
   if (threadIdx.x >= 128) {
     give_up_registers<40>();
     arrive_expecting(barrier, 64);
     arrive(barrier);
-    copy_bulk(dynamic_shared() + 4, p.x, 64, barrier);
+    if (is_elected()) copy_bulk(dynamic_shared() + 4, p.x, 64, barrier);
     arrive_threads(1, 256);
   } else {
     take_registers<232>();
     wait_phase(barrier, 0);
     sync_threads(1, 256);
-    float d[3][4] = {};
+    float d[3][4] = {}, e[2][4] = {};
+    unsigned a[4] = {threadIdx.x, 1, 2, 3};
+    settle(a);
+    fence_operands();
     fence_products();
+    multiply_group_registers_TYPE(d, a, 0, true);
     multiply_group_TYPE<true>(d, shared_address(barrier), 0, true);
     multiply_group_TYPE<false>(d, 0, 0, false);
+    multiply_group_registers_TYPE(e, a, 0, false);
+    multiply_group_TYPE<true>(e, 0, 0, true);
     commit_products();
     wait_for_products<0>();
     settle(d);
-    for (int j = 0; j < 3; ++j) p.y[j] = d[j][0] + d[j][1] + d[j][2] + d[j][3];
+    settle(e);
+    for (int j = 0; j < 3; ++j) p.y[j] = d[j][0] + d[j][1] + d[j][2] + d[j][3] + e[j / 2][j % 2];
   }
 }
 """

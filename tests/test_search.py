@@ -127,7 +127,7 @@ def test_a_space_is_tried_to_its_end() -> None:
 def test_the_default_and_the_best_predicted_of_each_variant_come_first() -> None:
     among = space()
     ranked = rank(among)
-    tried = drive(guided(12), rugged)
+    tried = drive(guided(3 * len(among.variants)), rugged)  # two of each, and random ones between them
     for name in among.variants:
         own = [config for config in ranked if config.variant == name]
         assert nearest(make_config(name), among.valid) in tried and own[0] in tried

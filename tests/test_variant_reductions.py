@@ -22,6 +22,7 @@ from tests.variant_cases import (
     each_config,
     fitted,
     is_emulated,
+    narrowed,
     pairs,
     problem_of,
 )
@@ -29,7 +30,7 @@ from tuner.compare import bound_fault, build_case
 from tuner.executors import Executor
 from tuner.inputs import Inputs, Repeated, random_inputs
 
-WIDTHS = ("threads", "warps", "lanes", "vector", "across", "tile")
+WIDTHS = ("threads", "warps", "lanes", "vector", "across", "tile", "teams")
 """Parameters that set how many threads share a sum."""
 
 
@@ -67,7 +68,7 @@ def assert_right_in_any_order(executor: Executor, config: Config, inputs: Inputs
 
 @each_config
 def test_r2_the_order_of_threads_does_not_matter(host_executor: Executor, config: Config) -> None:
-    shape = cases.BARRIERS
+    shape = narrowed(cases.BARRIERS, config.variant)
     chosen = fitted(config, shape)
     assert chosen is not None
     assert_right_in_any_order(host_executor, chosen, random_inputs(shape.rows, shape.hidden, shape.out))

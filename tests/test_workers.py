@@ -26,6 +26,7 @@ from tests.fake_gpu import rugged
 from tests.planted_worker import IN_FINALS, MEMORY_BYTES, OPENING, PIECE_BYTES, PLANTS, RUNS, SEEN, SLOW, TEXTS, planted
 from tests.trials import read_trials
 from tuner import tuning
+from tuner.ablation import ROUNDS as ABLATION_ROUNDS
 from tuner.candidates import survey
 from tuner.errors import DeviceLost, ToolchainError
 from tuner.executors import Timing
@@ -236,6 +237,18 @@ def test_a_spell_of_the_finals_has_no_start_of_a_worker_in_it(opened: Open, monk
     monkeypatch.setattr(tuning, "open_watch", lambda bus_id: Looking())
     tuned(workers, trials=1000)
     assert len(there) > 2 * ROUNDS and all(there)
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_what_the_ablation_tries_harms_itself_alone(opened: Open) -> None:
+    plain = tuned(opened(), trials=12, ablation=True)
+    first, second, *others = dict.fromkeys(one.config for one in plain.ablation if one.ratios and one.config not in tried(plain))
+    result = tuned(opened({first: "segfaults", second: "loses the device"}), trials=12, ablation=True)
+    found = {one.config: one for one in result.ablation}
+    assert {found[config].status for config in (first, second)} == {Status.CRASH} and result.lost is None
+    assert not found[first].ratios and not found[second].ratios and found[first].reason and found[second].reason
+    assert len(others) > 2 and all(len(found[config].ratios) == ABLATION_ROUNDS for config in others)
+    assert result.winner is not None and plain.winner is not None and result.winner.config == plain.winner.config
 
 
 # --- what ends a run ---------------------------------------------------------------------------------------------------------

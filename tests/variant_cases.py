@@ -11,6 +11,7 @@ The tests of kernels draw from these:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -41,12 +42,16 @@ SMALL: dict[str, dict[str, Value]] = {
     "tile_mma": {"rows": 32, "warps": 4, "stages": 2},
     "gemm_mma": {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "parts": 2, "group": 4},
     "gemm_wgmma": {"tile": "64x64", "groups": 1, "stages": 2, "parts": 2, "group": 4},
+    "tile_wgmma": {"teams": 2, "stages": 3},
 }
 
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
     "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}],
-    "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}]}
+    "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}, {"split": "fragments"}]}
 """Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""
+
+NARROW = {"tile_wgmma": 101}
+"""Columns of x and of dy, as many as there can be where a variant takes no more than 128."""
 
 KEPT = ("reduction", "arithmetic", "split")
 """What a config must keep when it is changed to fit a shape."""
@@ -79,6 +84,12 @@ def fitted(config: Config, shape: Shape, dtype: str = "float32", param_dtype: st
     """
     problem = Problem.of(shape, dtype=dtype, param_dtype=param_dtype, accuracy=coarsest(dtype), deterministic=deterministic)
     return nearest_runnable(problem, config, LIMITS, kept)
+
+
+def narrowed(shape: Shape, variant: str) -> Shape:
+    """The shape; with fewer columns where the variant takes no more."""
+    most = NARROW.get(variant, max(shape.hidden, shape.out))
+    return replace(shape, hidden=min(shape.hidden, most), out=min(shape.out, most))
 
 
 def coarsest(dtype: str) -> str:

@@ -136,7 +136,7 @@ def _tune(options: argparse.Namespace, command: str) -> int:
     request = Request(
         Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, options.trials,
         options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command,
-        param_dtype=options.param_dtype, accuracy=options.accuracy, regime=options.regime)
+        param_dtype=options.param_dtype, accuracy=options.accuracy, regime=options.regime, ablation=True)
     request.problem()
     if options.storage is not None and options.resume:
         raise InputError("--resume is for a run alone; what was finished with --storage is in its study: leave one of them out")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from codegen.limits import Limits
 from codegen.problem import Problem
+from tuner.changed import Changed
 from tuner.costmodel import floor_us
 from tuner.gate.checks import SKIPPED, Check
 from tuner.records import Record, RunInfo, Status
@@ -22,7 +23,7 @@ class Event:
     """How far a run is.
 
     Attributes:
-        stage: "trying candidates", "timing the fastest again" or "examining the fastest".
+        stage: "trying candidates", "timing the fastest again", "examining the fastest" or "changing one parameter at a time".
         done, total: steps of the stage; total is an upper limit.
         best: the fastest valid candidate so far.
         rejected: counts by status of the candidates that were rejected.
@@ -48,6 +49,7 @@ class TuneResult:
         lost: a sentence where the run ended early because the GPU failed.
         said: what is to be known of the measured times and of the choice between the finalists, as clauses.
         checks: what the winner has passed beyond what all have, and what was not run.
+        ablation: what each parameter of the winner is worth; empty where that was not asked for.
     """
 
     info: RunInfo
@@ -58,6 +60,7 @@ class TuneResult:
     lost: str | None = None
     said: tuple[str, ...] = ()
     checks: tuple[Check, ...] = (SKIPPED,)
+    ablation: tuple[Changed, ...] = ()
 
     @property
     def floor_us(self) -> float:

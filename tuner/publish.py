@@ -18,7 +18,7 @@ from tuner.known import Known, read_best
 from tuner.outcome import TuneResult
 from tuner.pages import PAGE, write_page
 from tuner.records import Journal, Record, RunInfo, write_text
-from tuner.report import best_json, report_markdown
+from tuner.report import best_json, report_markdown, run_end
 from tuner.study.earlier import TakenUp, read_earlier, take_up
 from tuner.wording import time_text
 
@@ -130,7 +130,8 @@ class Folder:
             written = [cu, header, best, *written]
         write_text(report, report_markdown(result, interrupted, kept))
         (self._path / PAGE).unlink(missing_ok=True)
-        self._journal.settle((*result.records, *self.taken.aside), finished=not interrupted and result.lost is None)
+        self._journal.settle((*result.records, *self.taken.aside), not interrupted and result.lost is None,
+                             run_end(result, interrupted))
         page, no_page = write_page(self._path)
         return Published((*written, *filter(None, [page])), kept, no_page)
 

@@ -25,8 +25,14 @@ from tuner.validate import GradientError
 SCHEMA = 1
 """Version of trials.jsonl and best.json. It rises whenever a field changes its meaning or goes."""
 
+LONGEST_US = 1e12
+"""No call was ever timed that takes eleven days; what says so is damaged."""
+
 FINISHED = "finished"
 """In the header of trials.jsonl: whether the run came to its end. Files from before it was recorded do not say."""
+
+END = "end"
+"""In the header of trials.jsonl: what a run says of itself when it ends (report.run_end). Those that were killed do not."""
 
 
 class Status(StrEnum):
@@ -122,10 +128,14 @@ class Record:
         """
         time, found = values["time"] or {}, values.get("times", {})  # files from before there were two regimes have none
         time_us, final_us = time.get("us"), time.get("final_us")
-        entries = (*values["errors"].values(), *values["resources"].values(), *found.values())
-        for value in (time_us, final_us, *values["rows"], *(value for entry in entries for value in entry.values())):
-            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+        entries = (*values["resources"].values(), *found.values())
+        always = (*values["rows"], *(value for entry in entries for value in entry.values()))
+        sometimes = (time_us, final_us, *(value for entry in values["errors"].values() for value in entry.values()))
+        for value in (*always, *(value for value in sometimes if value is not None)):
+            if not (isinstance(value, int | float) and math.isfinite(value)):
                 raise ValueError(f"{value!r} is no finite number")
+        if not all(entry["registers"] > 0 for entry in values["resources"].values()):
+            raise ValueError("a kernel has no registers")
         reason, source = values["reason"], values.get("source", "")
         if not isinstance(source, str) or not isinstance(reason, str | None):
             raise TypeError(f"neither {reason!r} nor {source!r} may be anything but a text")
@@ -222,7 +232,7 @@ class RunInfo:
             value = values.get(each.name, each.default)
             if value is not MISSING and not isinstance(value, _KINDS[str(each.type)]):
                 raise TypeError(f"{each.name} is {value!r}")
-        return cls(**{name: value for name, value in values.items() if name not in ("schema", FINISHED)})
+        return cls(**{name: value for name, value in values.items() if name not in ("schema", FINISHED, END)})
 
 
 _KINDS = {"str": str, "bool": bool, "int": int, "float": float | int, "float | None": float | int | None, "Regime": str,
@@ -261,9 +271,9 @@ class Journal:
         if record.status is not Status.NOT_RUN:
             os.fsync(self._file.fileno())
 
-    def settle(self, records: Iterable[Record], finished: bool = True) -> None:
-        """Puts `records` in place of all that was added: the same candidates, now with their final times."""
-        header = _line({**self._info.as_json(), FINISHED: finished})
+    def settle(self, records: Iterable[Record], finished: bool = True, end: Mapping[str, Any] | None = None) -> None:
+        """Puts `records` in place of all that was added: the same candidates, now with their final times. `end`: as END."""
+        header = _line({**self._info.as_json(), FINISHED: finished, **({} if end is None else {END: end})})
         write_text(self._path, header + "".join(_line(record.as_json()) for record in records))
 
 

@@ -1,4 +1,4 @@
-"""report.md and best.json: a finished run for people and for programs."""
+"""report.md, best.json and what the header of trials.jsonl has: a finished run for people and for programs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ def best_json(result: TuneResult) -> str:
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
 
+def run_end(result: TuneResult, interrupted: bool) -> dict[str, Any]:
+    """What is known of a run beyond its records, as JSON values. Here it stands also where an earlier run's best.json stays."""
+    return {
+        "winner": None if result.winner is None else str(result.winner.config),
+        "interrupted": interrupted,
+        "lost": result.lost,
+        "limits": asdict(result.limits),
+        "said": list(result.said),
+        "gate": [check.as_json() for check in result.checks],
+        "ablation": [changed.as_json() for changed in result.ablation],
+    }
+
+
 def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | None = None) -> str:
     """The whole run as a page; `kept` is the sentence that says why an earlier run's best.* stay."""
     info, winner = result.info, result.winner
@@ -56,6 +69,7 @@ def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | N
         lines += _winner(result, winner)
         lines += _gate(result)
         lines += _finals(result)
+        lines += _ablation(result, winner)
         lines += _variants(result)
     lines += _rejected(result)
     return "\n".join(lines)
@@ -135,6 +149,20 @@ def _times(times: Summary | None) -> str:
     if times is None:
         return "– | –"
     return f"{times.median:.2f} ({times.iqr:.2f}) | {times.low:.2f} to {times.high:.2f}, {times.level:.0%}"
+
+
+def _ablation(result: TuneResult, winner: Record) -> list[str]:
+    """The values instead of the winner's that have a time."""
+    timed = [(one, one.times) for one in result.ablation if one.times is not None]
+    if not timed:
+        return []
+    how = "timed in turns with it" if result.info.measures else "by the cost model"
+    return [
+        "## Change one", "",
+        f"For other values of the winner's parameters, the candidate with that value that is most like it, {how}:", "",
+        "| parameter | winner's | instead | what else changes | times as long |", "|---|---|---|---|---|",
+        *(f"| {one.parameter} | {winner.config[one.parameter]} | {one.value} | {one.tied(winner.config)} | {times:.2f} |"
+          for one, times in timed), ""]
 
 
 def _variants(result: TuneResult) -> list[str]:

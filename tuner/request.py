@@ -17,7 +17,8 @@ MAX_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to tune for; see `tune` for the meaning of each."""
+    """What to tune for; see `tune` for the meaning of each, and for `ablation`, whether to look what each parameter of the winner
+    is worth, tuner.ablation."""
 
     shape: Shape
     dtype: str = "float32"
@@ -32,6 +33,7 @@ class Request:
     param_dtype: str = ""
     accuracy: str = ""
     regime: str = "warm"
+    ablation: bool = False
 
     def problem(self) -> Problem:
         """The problem of the shape.

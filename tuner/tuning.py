@@ -5,9 +5,9 @@ compiled and validated on the CPU, and the fastest predicted of the valid ones w
 
 The winner is the first of the fastest that passes the gate (tuner.gate).
 
-Time. A run on a GPU ends after TIMEOUT seconds unless the caller says otherwise. The end of it is for the gate (gate.seconds_of);
-before, the space is surveyed and ranked, candidates are tried, and the last FINAL_SHARE is for the finalists. What is predicted
-to run far too long is not tried at all.
+Time. A run on a GPU ends after TIMEOUT seconds unless the caller says otherwise. The end of it is for the gate and, where it is
+asked for, the ablation (tuner.schedule); before, the space is surveyed and ranked, candidates are tried, and the last FINAL_SHARE
+is for the finalists. What is predicted to run far too long is not tried at all.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from codegen.config import Config
 from codegen.problem import Shape
 from codegen.render import render
 from codegen.space import make_config
+from tuner.ablation import ablate
 from tuner.arguments import as_dtype, as_flag, as_seconds, as_shape, as_text, as_whole, parse_names
 from tuner.candidates import nearest, survey
+from tuner.changed import Changed
 from tuner.choose import checked_executor, open_isolated
 from tuner.costmodel import plausible_us, predict
 from tuner.errors import DeviceLost, NoValidKernel, StorageLost, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
 from tuner.gate.checks import SKIPPED, Check, out_of_time
-from tuner.gate.gate import contenders, open_gate, seconds_of
+from tuner.gate.gate import contenders, open_gate
 from tuner.guess import rank
 from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
 from tuner.pipeline import told, try_in_turn
@@ -39,6 +41,7 @@ from tuner.pipeline import workers as cores
 from tuner.provenance import now, sources_digest, version
 from tuner.records import Record, RunInfo, Status
 from tuner.request import Request
+from tuner.schedule import Schedule
 from tuner.store import Store
 from tuner.strategy import Search, strategy_for
 from tuner.study.earlier import TakenUp
@@ -105,9 +108,7 @@ class TuningRun:
         self.space = survey(self.problem, executor.limits, request.variants)
         self._trials = request.trials or (TRIALS if executor.measures else SHORTLIST)
         self._timeout = request.timeout or (TIMEOUT if executor.measures else None)
-        self._closes = began + (math.inf if self._timeout is None else self._timeout)
-        gate = seconds_of(self._timeout) if executor.measures and self._timeout is not None else 0.0
-        self._begins, self._ends = began, self._closes - gate
+        self._schedule = Schedule.of(self._timeout, executor.measures, request.ablation, began)
         self._records: dict[Config, Record] = {}
         self._best: Record | None = None
         self._fastest: Config | None = None
@@ -116,6 +117,7 @@ class TuningRun:
         self._said: tuple[str, ...] = ()
         self._origin = ""
         self._checks: tuple[Check, ...] = (SKIPPED,)
+        self._ablation: tuple[Changed, ...] = ()
         self.info = self._information()
 
     def take_up(self, taken: TakenUp) -> None:
@@ -136,6 +138,7 @@ class TuningRun:
             judge = self._search(predicted) if self._executor.measures else self._validate_best(predicted)
             if self._lost is None:
                 self._pass_gate(judge)
+                self._ablate(judge, predicted)
         except DeviceLost as error:
             self._lose(next(reversed(self._records), "its start"), error)
 
@@ -151,7 +154,8 @@ class TuningRun:
             winner = self._records[self._fastest]
         limits = self._executor.limits
         said = (self._origin, *self._said) if self._origin else self._said
-        return TuneResult(self.info, self.problem, limits, records, winner, self._lost or self._alone, said, self._checks)
+        return TuneResult(self.info, self.problem, limits, records, winner, self._lost or self._alone, said, self._checks,
+                          self._ablation)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
@@ -178,7 +182,7 @@ class TuningRun:
         within = sorted((record for record in tried if record.best_us <= FINAL_WITHIN * judge.best_us and not spills(record)),
                         key=lambda record: record.best_us)[:FINALISTS]
         for done, record in enumerate(within):
-            if record.status is Status.SLOWER and not self._passed(1 - FINAL_SHARE / 2):
+            if record.status is Status.SLOWER and not self._schedule.passed(1 - FINAL_SHARE / 2):
                 self._tell("validating the fastest", done, len(within))
                 try:
                     self._records[record.config] = judge.validate(record)
@@ -204,7 +208,8 @@ class TuningRun:
             found = finals.run(
                 lambda config, regime: judge.time(config, regime, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=regime,
                 least_us=plausible_us(self.problem, limits), watch=watch, get_ready=judge.get_ready,
-                enough=lambda: self._passed(1), on_round=lambda done, total: self._tell("timing the fastest again", done, total))
+                enough=lambda: self._schedule.passed(1),
+                on_round=lambda done, total: self._tell("timing the fastest again", done, total))
         except DeviceLost as error:
             return self._lose("the finals", error)
         for finalist in found.finalists:
@@ -251,11 +256,11 @@ class TuningRun:
     def _pass_gate(self, judge: Judge) -> None:
         """The first of the fastest that passes wins. Once time is up, the next one does, and that it was not examined is said."""
         store = self._executor.store if isinstance(self._executor, Workers) else self._store.root
-        gate = open_gate(judge, self._executor, self.problem, store, self._request.deterministic, self._closes)
+        gate = open_gate(judge, self._executor, self.problem, store, self._request.deterministic, self._schedule.closes)
         fastest = contenders(self._records.values(), self._fastest)
         for done, record in enumerate(fastest):
             self._fastest = record.config
-            if done and time.monotonic() >= self._closes:
+            if done and time.monotonic() >= self._schedule.closes:
                 self._checks = (out_of_time(done),)
                 return
             self._tell("examining the fastest", done, len(fastest))
@@ -272,10 +277,17 @@ class TuningRun:
             self._said += (passage.rejection,)
             self._fastest = None
 
+    def _ablate(self, judge: Judge, predicted: Iterable[Config]) -> None:
+        """Looks what each parameter of the winner is worth, where that is asked for."""
+        if self._request.ablation and (winner := self.result().winner) is not None:
+            self._tell("changing one parameter at a time", 0, 1)
+            self._ablation = ablate(winner, self.space, predicted, self._records, judge, self._executor,
+                                    as_regime(self._request.regime), self._schedule.stops)
+
     def _try(self, search: Search, judge: Judge, share: float, on_record: Callable[[Record], Record]) -> None:
         """Tries candidates until such a part of the time is over; with all who share the study, if there is one."""
         def out_of_time() -> bool:
-            return self._passed(share)
+            return self._schedule.passed(share)
 
         lanes = self._lanes()
         if self._storage is None:
@@ -299,10 +311,6 @@ class TuningRun:
         if isinstance(self._executor, Workers):
             return self._executor.judge(self.problem, eps=eps, seed=seed, regime=regime, report=report)
         return Evaluator(self._executor, self.problem, eps=eps, seed=seed, regime=regime, report=report)
-
-    def _passed(self, share: float) -> bool:
-        """Whether such a part of the time is over."""
-        return time.monotonic() >= self._begins + share * (self._ends - self._begins)
 
     def _add(self, record: Record, total: int) -> Record:
         self._records[record.config] = record

@@ -1,5 +1,5 @@
 // gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.
-// Config: gemm_wgmma:arithmetic=fp16,tile=128x128,groups=2,depth=64,promote=64,stages=3,reduction=two_pass,parts=2,finish=second,group=8
+// Config: gemm_wgmma:arithmetic=fp16,split=first,tile=128x128,groups=2,depth=64,promote=64,stages=3,reduction=two_pass,parts=2,finish=second,group=8
 //
 // Backward pass of y = Linear(LayerNorm(x)), float16 with float32 parameters, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -156,9 +156,9 @@ __device__ __forceinline__ void give_up_registers() { asm volatile("setmaxnreg.d
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
-// Matrix products of a warpgroup, 128 threads that call them together: d = a @ b, or += where `accumulate`; d [64,128] float,
-// a [64,16] and b [16,128] in shared memory, by descriptor. A warp has 16 rows of d, each eight columns of them as in
-// mma_f16. They run by themselves: between fence_products and the wait for their group their sums and operands are theirs.
+// Matrix products of a warpgroup, 128 threads that call them together: d = a @ b, or += where `accumulate`; d [64,n] float,
+// a [64,16] and b [16,n] in shared memory, by descriptor; n is 128. A warp has 16 rows of d, each eight columns of them
+// as in mma_f16. They run by themselves: between fence_products and the wait for their group their sums and operands are theirs.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LATEST>
@@ -168,9 +168,9 @@ __device__ __forceinline__ void settle(float (&d)[N][4]) {  // behind the wait: 
 #pragma unroll
   for (int j = 0; j < N; ++j) asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
-template <bool A_BY_DEPTH, int N>
-__device__ __forceinline__ void multiply_group_f16(float (&d)[N][4], unsigned long long a, unsigned long long b, bool accumulate) {
-  static_assert(8 * N == 128, "the instruction has another width");
+template <bool A_BY_DEPTH>
+__device__ __forceinline__ void multiply_group_f16(float (&d)[16][4], unsigned long long a, unsigned long long b,
+                                                   bool accumulate) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 { "
@@ -582,16 +582,19 @@ static_assert(BLOCK_K == CELL || BLOCK_K == CELL / 2, "a row of a cell is swizzl
 static_assert(TILES_M * 64 * GROUPS == BLOCK_M && BLOCK_N % CELL == 0, "tiles are made of cells");
 constexpr int PLANE_BYTES = CELL_SIZE * static_cast<int>(sizeof(plane_t));  // of a cell
 constexpr int CELLS_BYTES = PLANES * PLANE_BYTES;  // of all planes of a place
-constexpr int A_BYTES = BLOCK_M / CELL * CELLS_BYTES, B_BYTES = BLOCK_N / CELL * CELLS_BYTES;
+constexpr int B_BYTES = BLOCK_N / CELL * CELLS_BYTES;
+constexpr int A_BYTES = BLOCK_M / CELL * CELLS_BYTES;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int PROMOTE_STEPS = PROMOTE / BLOCK_K;
+constexpr int DN_STEPS = OUT_PITCH / BLOCK_K;
 constexpr int TILES_AHEAD = 2;  // numbers of tiles that are handed out at a time
 
 using Sums = float[TILES_M][TILES_N][4];
 
 // Where the sums of a lane belong: element e of fragment (i, j) is in this row and column of the block's tile.
+__device__ __forceinline__ constexpr int row_step(int i, int e) { return i * 64 + e / 2 * 8; }  // from that of (0, 0) on
 __device__ __forceinline__ int sum_row(int i, int e) {
-  return (threadIdx.x / 128 * TILES_M + i) * 64 + threadIdx.x % 128 / 32 * 16 + e / 2 * 8 + threadIdx.x % 32 / 4;
+  return threadIdx.x / 128 * (TILES_M * 64) + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + row_step(i, e);
 }
 __device__ __forceinline__ int sum_column(int j, int e) { return j * 8 + threadIdx.x % 4 * 2 + e % 2; }
 
@@ -650,8 +653,8 @@ __device__ __forceinline__ void init_barriers(const Shared& shared) {
   fence_barriers();
 }
 
-// Every lane of the warp has done its part. For what copies in bulk alone write: where threads write, every reader arrives itself, as
-// tools that look for races know of no other order.
+// Every lane of the warp has done its part. For what tensor cores alone read: a thread that reads arrives itself, as tools that
+// look for races know no other order.
 __device__ __forceinline__ void arrive_as_warp(barrier_t* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(barrier);
@@ -725,6 +728,20 @@ __device__ __forceinline__ void promote(float (&sums)[TILES_N][4], const float (
   }
 }
 
+// The products of STEPS times K_STEP in depth, those of small parts first: calls `use` with the planes of a and of b, the number of
+// K_STEPs, and whether it is the first.
+template <int STEPS, class Use>
+__device__ __forceinline__ void for_each_product(const Use& use) {
+#pragma unroll
+  for (int order = PLANES - 1; order >= 0; --order) {
+#pragma unroll
+    for (int plane = order; plane >= 0; --plane) {
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) use(plane, order - plane, k, order == PLANES - 1 && plane == order && k == 0);
+    }
+  }
+}
+
 // The thread's sums += a @ b for the block's tile and `steps` cells of depth.
 template <bool A_BY_DEPTH>
 __device__ __forceinline__ void multiply_tiles(const Shared& shared, Ring& ring, Sums& sums, int steps) {
@@ -737,19 +754,11 @@ __device__ __forceinline__ void multiply_tiles(const Shared& shared, Ring& ring,
   // d (+)= a @ b over a stage for tile i of the warpgroup, products of small parts first.
   const auto multiply_stage = [&](float (&d)[TILES_N][4], int i, bool accumulate) {
     const unsigned long long stage = static_cast<unsigned>(ring.stage * STAGE_BYTES) >> 4;
-#pragma unroll
-    for (int order = PLANES - 1; order >= 0; --order) {
-#pragma unroll
-      for (int plane = order; plane >= 0; --plane) {
-#pragma unroll
-        for (int k = 0; k < BLOCK_K / K_STEP; ++k) {
-          const unsigned long long a = a_first + stage + ((i * CELLS_BYTES + plane * PLANE_BYTES + k * A_DEPTH_BYTES) >> 4);
-          const unsigned long long b = b_first + stage + (((order - plane) * PLANE_BYTES + k * B_DEPTH_BYTES) >> 4);
-          const bool first = order == PLANES - 1 && plane == order && k == 0;
-          multiply_group_f16<A_BY_DEPTH>(d, a, b, accumulate || !first);
-        }
-      }
-    }
+    for_each_product<BLOCK_K / K_STEP>([&](int plane, int b_plane, int k, bool first) {
+      const unsigned long long a = a_first + stage + ((i * CELLS_BYTES + plane * PLANE_BYTES + k * A_DEPTH_BYTES) >> 4);
+      const unsigned long long b = b_first + stage + ((b_plane * PLANE_BYTES + k * B_DEPTH_BYTES) >> 4);
+      multiply_group_f16<A_BY_DEPTH>(d, a, b, accumulate || !first);
+    });
   };
   Sums part = {};
 #pragma unroll 1
@@ -804,7 +813,7 @@ constexpr int ALL_GROUPS = 1;  // barrier of the warpgroups that multiply
 // dn = dy @ w.
 __device__ __forceinline__ void dn_tile(const Params& p, const Shared& shared, Ring& ring, TileIndex tile) {
   Sums sums = {};
-  multiply_tiles<false>(shared, ring, sums, OUT_PITCH / BLOCK_K);
+  multiply_tiles<false>(shared, ring, sums, DN_STEPS);
   const int64_t first_row = static_cast<int64_t>(tile.row) * BLOCK_M;
   const int first_column = tile.column * BLOCK_N + sum_column(0, 0);
   float* dn = dn_of(p);
@@ -936,7 +945,6 @@ __device__ __forceinline__ void gradient_tile(const Params& p, const Shared& sha
 #pragma unroll
     for (int warp = 1; warp < WARPS_M; ++warp) sum += from[warp * BLOCK_N];
     const int column = first_column + c % BLOCK_N;
-    if (column >= HIDDEN) continue;
     if (c / BLOCK_N == 0 && p.dgamma) {
       p.dgamma_parts[static_cast<int64_t>(part * G_TILES_O + tile_row) * HIDDEN_PITCH + column] = sum;
     }
@@ -980,6 +988,27 @@ __device__ __forceinline__ void for_each_tile(const Params& p, const Shared& sha
   }
 }
 
+// Copies the operands of a tile.
+__device__ __forceinline__ void copy_g_tile(const Params& p, const Shared& shared, Ring& ring, int part, TileIndex tile) {
+  const PartRows rows = rows_of_part(p, part);
+  const int64_t first_row = static_cast<int64_t>(rows.begin) * PART;
+  const int first_out = tile.row * BLOCK_M, first_column = tile.column * BLOCK_N;
+  Operands<true> operands;
+  operands.a = p.dy_planes + first_row * (OUT_PITCH * PLANES) + first_out * (BLOCK_K * PLANES);
+  operands.b = p.xhat_planes + first_row * (HIDDEN_PITCH * PLANES) + first_column * (BLOCK_K * PLANES);
+  operands.steps = steps_of_part(p, rows);
+  produce(shared, ring, operands);
+}
+__device__ __forceinline__ void copy_dn_tile(const Params& p, const Shared& shared, Ring& ring, TileIndex tile) {
+  const int64_t first_row = static_cast<int64_t>(tile.row) * BLOCK_M;
+  const int first_column = tile.column * BLOCK_N;
+  Operands<false> operands;
+  operands.a = p.dy_planes + first_row * (OUT_PITCH * PLANES);
+  operands.b = p.w_planes + first_column * (BLOCK_K * PLANES);
+  operands.steps = DN_STEPS;
+  produce(shared, ring, operands);
+}
+
 // Of one thread: takes a tile after the other, the first by the block's number, and copies its operands.
 __device__ __forceinline__ void copy_tiles(const Params& p, const Shared& shared) {
   const int end = end_of_tiles(p), first = first_tile(p);
@@ -993,23 +1022,10 @@ __device__ __forceinline__ void copy_tiles(const Params& p, const Shared& shared
     arrive(shared.tile_full + slot);
     if (number >= end) return;
     const auto of_g = [&](int part, TileIndex tile) {
-      const PartRows rows = rows_of_part(p, part);
-      const int64_t first_row = static_cast<int64_t>(rows.begin) * PART;
-      const int first_out = tile.row * BLOCK_M, first_column = tile.column * BLOCK_N;
-      Operands<true> operands;
-      operands.a = p.dy_planes + first_row * (OUT_PITCH * PLANES) + first_out * (BLOCK_K * PLANES);
-      operands.b = p.xhat_planes + first_row * (HIDDEN_PITCH * PLANES) + first_column * (BLOCK_K * PLANES);
-      operands.steps = steps_of_part(p, rows);
-      produce(shared, ring, operands);
+      copy_g_tile(p, shared, ring, part, tile);
     };
     const auto of_dn = [&](TileIndex tile) {
-      const int64_t first_row = static_cast<int64_t>(tile.row) * BLOCK_M;
-      const int first_column = tile.column * BLOCK_N;
-      Operands<false> operands;
-      operands.a = p.dy_planes + first_row * (OUT_PITCH * PLANES);
-      operands.b = p.w_planes + first_column * (BLOCK_K * PLANES);
-      operands.steps = OUT_PITCH / BLOCK_K;
-      produce(shared, ring, operands);
+      copy_dn_tile(p, shared, ring, tile);
     };
     with_tile(p, number, of_g, of_dn);
     number = first + static_cast<int>(gridDim.x) + atomicAdd(p.tiles_taken, 1);

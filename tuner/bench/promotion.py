@@ -1,4 +1,4 @@
-"""What promotion is worth: how errors of the products of gemm_mma grow with the depth after which sums leave the tensor cores.
+"""What promotion is worth: how errors of products grow with the depth after which sums leave the tensor cores, by mma or wgmma.
 
     python -m tuner.bench.promotion [--depth 12288] [--hidden 512] [--out DIR]
 
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 from codegen.arithmetic import FINEST_CLASS
@@ -39,15 +40,20 @@ from tuner.provenance import now, version
 from tuner.records import write_text
 
 SHOWN = ("dx", "dw")
+MEASURED = ("gemm_mma", "gemm_wgmma")
+"""The variants with a depth of promotion. The second runs on Hopper alone."""
 PEER = "PyTorch float32"
 
 Errors = Mapping[str, float]
 """By gradient."""
 
+Way = tuple[str, str]
+"""A variant and its arithmetic."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line, given its arguments, and returns the exit status: 0, or 1 without a GPU or PyTorch, 2 for usage."""
-    parser = Parser(prog="promotion", allow_abbrev=False, description="Errors of gemm_mma by arithmetic and depth of promotion.")
+    parser = Parser(prog="promotion", allow_abbrev=False, description="Errors of products by arithmetic and depth of promotion.")
     parser.add_argument("--depth", type=int, default=12288, metavar="N", help="rows and O (default 12288)")
     parser.add_argument("--hidden", type=int, default=512, metavar="N", help="H (default 512)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>)")
@@ -59,22 +65,22 @@ def main(arguments: Sequence[str]) -> int:
         return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
 
 
-def configs(problem: Problem, limits: Limits) -> dict[tuple[str, int], Config]:
-    """A config that can run for each arithmetic of class fp32 and depth between promotions, 0 for never; those that cannot
-    be are left out."""
-    choices = VARIANTS["gemm_mma"].choices
-    found: dict[tuple[str, int], Config] = {}
-    for arithmetic in (str(name) for name in choices["arithmetic"] if FINEST_CLASS[str(name)] == "fp32"):
-        for promote in sorted((int(value) for value in choices["promote"]), key=lambda depth: depth or sys.maxsize):
+def configs(problem: Problem, limits: Limits) -> dict[tuple[Way, int], Config]:
+    """A config that can run for each variant, arithmetic of class fp32 and depth between promotions, 0 for never; those that
+    cannot be are left out."""
+    found: dict[tuple[Way, int], Config] = {}
+    for name in MEASURED:
+        choices, defaults = VARIANTS[name].choices, VARIANTS[name].defaults
+        arithmetics = [str(value) for value in choices["arithmetic"] if FINEST_CLASS[str(value)] == "fp32"]
+        for arithmetic, promote in product(arithmetics, sorted(map(int, choices["promote"]), key=_depth)):
             values: dict[str, Value] = {"arithmetic": arithmetic, "promote": promote, "reduction": "direct", "parts": 1}
-            wanted = make_config("gemm_mma", {**VARIANTS["gemm_mma"].defaults, **values})
-            config = nearest_runnable(problem, wanted, limits, tuple(values))
+            config = nearest_runnable(problem, make_config(name, {**defaults, **values}), limits, tuple(values))
             if config is not None:
-                found[arithmetic, promote] = config
+                found[(name, arithmetic), promote] = config
     return found
 
 
-def measure(executor: Executor, judge: Judging, inputs: Inputs) -> dict[tuple[str, int], Errors]:
+def measure(executor: Executor, judge: Judging, inputs: Inputs) -> dict[tuple[Way, int], Errors]:
     """The errors of each config.
 
     Raises:
@@ -88,16 +94,20 @@ def measure(executor: Executor, judge: Judging, inputs: Inputs) -> dict[tuple[st
                 for key, program in zip(chosen, programs, strict=True)}
 
 
-def table(errors: Mapping[tuple[str, int], Errors], peer: Errors) -> list[str]:
-    """Markdown: a row an arithmetic, a column a depth, in each the errors of dx and dw."""
-    depths = sorted({promote for _, promote in errors}, key=lambda depth: depth or sys.maxsize)
-    arithmetics = dict.fromkeys(arithmetic for arithmetic, _ in errors)
+def table(errors: Mapping[tuple[Way, int], Errors], peer: Errors) -> list[str]:
+    """Markdown: a row a variant and arithmetic, a column a depth, in each the errors of dx and dw."""
+    depths = sorted({promote for _, promote in errors}, key=_depth)
     lines = ["| promote every | " + " | ".join(str(depth) if depth else "never" for depth in depths) + " |",
              "|---" * (len(depths) + 1) + "|"]
-    for arithmetic in arithmetics:
-        cells = [_cell(errors[arithmetic, depth]) if (arithmetic, depth) in errors else "" for depth in depths]
-        lines.append(f"| {arithmetic} | " + " | ".join(cells) + " |")
+    for way in dict.fromkeys(way for way, _ in errors):
+        cells = [_cell(errors[way, depth]) if (way, depth) in errors else "" for depth in depths]
+        lines.append(f"| {' '.join(way)} | " + " | ".join(cells) + " |")
     return [*lines, f"| {PEER} | " + " | ".join([_cell(peer)] + [""] * (len(depths) - 1)) + " |"]
+
+
+def _depth(promote: int) -> int:
+    """How deep the longest sum on the tensor cores is."""
+    return promote or sys.maxsize
 
 
 def _cell(errors: Errors) -> str:
@@ -116,7 +126,7 @@ def _run(options: argparse.Namespace) -> int:
         dx, _, _, dw, _ = eager(torch, tensors)()
         lines = table(measure(executor, judge, inputs), judge.errors({"dx": dx, "dw": dw}))
         folder = options.out or reports_folder() / executor.slug
-        head = [f"# Errors of `gemm_mma` by depth of promotion, {shape}", "",
+        head = [f"# Errors by depth of promotion, {shape}", "",
                 f"{executor.device}, {now()}, revision {version()}; `python -m tuner.bench.promotion --depth {options.depth} "
                 f"--hidden {options.hidden}`. Relative Frobenius errors of dx / dw against float64.", ""]
         write_text(folder / "promotion.md", "\n".join([*head, *lines]) + "\n")

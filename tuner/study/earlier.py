@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from codegen.errors import CodegenError
 from tuner.candidates import Space
 from tuner.errors import InputError
-from tuner.records import FINISHED, Record, RunInfo, Status
+from tuner.records import END, FINISHED, LONGEST_US, Record, RunInfo, Status
 from tuner.wisdom.source import source_digest
 
 _MUST_AGREE = {
@@ -31,6 +31,7 @@ class Earlier:
         damaged: lines that say nothing; a run that is killed leaves one at most.
         finished: whether the run came to its end.
         not_run: those of candidates that were not tried.
+        end: what the run said of itself when it ended, as JSON values; none where it was killed, or does not say.
     """
 
     info: RunInfo
@@ -38,6 +39,7 @@ class Earlier:
     damaged: int
     finished: bool
     not_run: tuple[Record, ...] = ()
+    end: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,16 @@ def read_earlier(path: Path) -> Earlier | None:
     records = {record.config: record for record in found if record is not None}
     tried = tuple(record for record in records.values() if record.status not in (Status.NOT_RUN, Status.REFUSED))
     not_run = tuple(record for record in records.values() if record.status is Status.NOT_RUN)
-    return Earlier(info, tried, found.count(None), finished, not_run)
+    end = values.get(END)
+    return Earlier(info, tried, found.count(None), finished, not_run, end if isinstance(end, dict) else {})
 
 
 def _record(line: str, info: RunInfo) -> Record | None:
     """What a line says; None where it says nothing, or nothing that a run of that header could."""
     try:
         record = Record.from_json(json.loads(line))
-        if record.status in (Status.OK, Status.SLOWER) and not 0 < record.best_us < math.inf:
+        times = [us for us in (record.time_us, record.final_us) if us is not None]
+        if not all(0 < us < LONGEST_US for us in times) or (record.status in (Status.OK, Status.SLOWER) and not times):
             return None
         incomplete = record.status is Status.OK and set(record.errors) != set(info.wants.split(","))
         return None if incomplete else record
@@ -145,7 +149,7 @@ def _is_current(record: Record, before: RunInfo, now: RunInfo, space: Space) -> 
 
 
 def _differences(before: RunInfo, now: RunInfo) -> Iterator[str]:
-    for field, name in _MUST_AGREE.items():
-        was, is_now = getattr(before, field), getattr(now, field)
+    for attribute, name in _MUST_AGREE.items():
+        was, is_now = getattr(before, attribute), getattr(now, attribute)
         if was != is_now:
             yield f"{name} ({was} then, {is_now} now)"

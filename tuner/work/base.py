@@ -138,3 +138,15 @@ def emission(setting: Setting) -> tuple[float, float]:
     if setting.reduction != "atomic" or not setting.wants_parameters:
         return 0.0, 0.0
     return float(setting.blocks * setting.parameter_elements), float(setting.blocks)
+
+
+def plain(setting: Setting) -> Work:
+    """A kernel of which nothing is known but its launch: its threads share out the two matrix products, each operand of a
+    multiply-add a load of one value through the L1 cache, and each block reads its part of the rows and all of w."""
+    problem = setting.problem
+    steps = 2.0 * setting.split_rows * problem.hidden * problem.out / max(1, setting.blocks // setting.splits)
+    chain = pipelined(steps / setting.threads, L1, 4.0)
+    rows_bytes = setting.data_size * problem.rows * (2.0 * problem.hidden + problem.out)
+    atomics, meetings = emission(setting)
+    return Work(chain=chain + 2 * L2, instructions=4.0 * steps / 32, wavefronts=2.0 * steps / 32,
+                l2_bytes=rows_bytes + setting.blocks * setting.w_bytes, atomics=atomics, meetings=meetings)

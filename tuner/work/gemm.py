@@ -61,17 +61,18 @@ def _prepare(setting: Setting) -> Work:
     sets = 0 if _in_fragments(setting) else _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
     held = part <= 128
     read_again = 0 if held or not written or not _is_scaled(setting) else 1
-    dy = float(rows * out) * (setting.data_size * (1 + read_again) + written * sets) if "DY_TILES_O" in setting.constants else 0.0
+    reads_dy = "DY_TILES_O" in setting.constants
+    dy = reads_dy * float(rows * out) * (setting.data_size * (1 + read_again) + written * sets)
     x = float(rows * hidden) * (setting.data_size + written * _wants_g(setting))
     reads_w = "W_TILES" in setting.constants
     w = reads_w * float(hidden * out) * (setting.param_size * (1 + read_again) + written)
-    tile = part * part / setting.threads  # values a thread takes of a tile of dy
-    steps = tile / 8
+    # Of most blocks: a tile of dy, or where none is read some rows of x.
+    values = max(part, W_COLUMNS) * part if reads_dy else 8 * setting.constants["ROW_STEPS"] * setting.threads
+    steps = values / setting.threads / 8
     chain = (1 + read_again) * pipelined(steps, L2, 8.0 * (4 + 4 * sets), 8 if held else 2) + 6 * BARRIER + 2 * L2
-    values = max(float(part * part), float(W_COLUMNS * part))
     return Work(
         chain=chain + 8 * SHUFFLE * steps, instructions=values / 32 * (6.0 + 5.0 * sets * _planes(setting)),
-        wavefronts=values * (setting.data_size + written * sets) / 128 + 2.0 * part * setting.warps,
+        wavefronts=values * (setting.data_size + written * sets) / 128 + 2.0 * part * setting.warps * reads_dy,
         l2_bytes=dy + x + w, registers=127 if held else 56)
 
 
@@ -133,8 +134,8 @@ def _finish(setting: Setting) -> Work:
     sums = 0.0
     if "DW_SUM_BLOCKS" in constants:
         sums = float(problem.hidden * problem.out) * (4 * setting.splits + setting.param_size)
-    # In the products of G, but not in those of warpgroups.
-    sums_dy = _wants_g(setting) and "groups" not in setting.params and (setting.data_size == 2 or _in_fragments(setting))
+    # In the products of G; but in those of warpgroups only where they read dy as it is.
+    sums_dy = _wants_g(setting) and (_in_fragments(setting) or (setting.data_size == 2 and "groups" not in setting.params))
     db_parts = setting.splits if sums_dy else math.ceil(problem.rows / constants["PART"])
     chain = 2 * L2 + 2 * (5 * SHUFFLE + 2 * BARRIER) + values * 3 * FMA
     return Work(

@@ -1,4 +1,4 @@
-"""What the products of gemm_wgmma cost (templates/gemm_wgmma.cu.j2). Counts are rough, and nothing of it is measured."""
+"""What the products of gemm_wgmma cost (templates/gemm_wgmma.cu.j2). Counts are rough; rates are fitted to times on an H200."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ from codegen.arithmetic import PLANES, products
 from codegen.limits import matrix_rate
 from tuner.work.base import FMA, L2, Kernels, Setting, Work
 
-_RATE = 1640.0
+RATE = 1640.0
 """Multiply-adds of 16-bit operands that wgmma is expected to reach on one SM in one cycle: 0.8 of the data sheet's 2048, as the
 best library kernels do."""
 
-_FASTER = matrix_rate("sm_90a") / _RATE
+_FASTER = matrix_rate("sm_90a") / RATE
 """How much shorter products last than at the rate of mma.sync, which the cost model counts in."""
+
+
+_BULK = 0.6
+"""What a byte of a bulk copy counts against one of the cost model's rate of L2: 6.5 TB/s at 8,1024,768,2304 and 7.3 at
+16,512,1024,4096 left tensor cores the bound."""
+
+_ROW_COPY = 20.0
+"""Cycles from one copy of a row of dy to the next, in split=fragments: 2200 a stage of 128 and 64 rows in turn,
+in bfloat16, with what else there is."""
+
+_WAITING = 1.5
+"""How much longer products last that wait for fragments: 3450 cycles a stage at 1,262144,128,512,
+with what else there is, against 1920."""
 
 
 def _wgmma(setting: Setting) -> Work:
@@ -28,7 +41,9 @@ def _wgmma(setting: Setting) -> Work:
     tiles, steps = max(1, dn_tiles + g_tiles), dn_tiles * dn_steps + g_tiles * g_steps
     # Blocks take tile after tile: when the last is begun the others are half-way through theirs.
     deepest = max(dn_steps * (dn_tiles > 0), g_steps * (g_tiles > 0), 1)
-    of_block = steps / setting.blocks + deepest / 2 if tiles > setting.blocks else float(deepest)
+    in_fragments = setting.params["split"] == "fragments"
+    half = dn_steps / 2 if in_fragments and dn_tiles > setting.blocks else deepest / 2
+    of_block = max(steps / setting.blocks + half, deepest) if tiles > setting.blocks else float(deepest)
     matrix = float(block_m * block_n * block_k * products(arithmetic))  # of a step
     promoted = 2.0 * block_m * block_n / 32 * block_k / constants["PROMOTE"] if "PROMOTE" in constants else 0.0  # instructions
     multiplying = constants["THREADS"] / 32
@@ -36,13 +51,17 @@ def _wgmma(setting: Setting) -> Work:
     tiles_of_block = max(1.0, tiles / setting.blocks)
     # Where one warpgroup multiplies, nothing hides its promotion; where two do, they take turns.
     alone = promoted / 4 * FMA if setting.params["groups"] == 1 else 0.0
+    matrix_cycles = matrix / RATE
+    if in_fragments:
+        rows = (dn_tiles * dn_steps * block_m + g_tiles * g_steps * block_k) / max(steps, 1)
+        matrix_cycles = max(rows * _ROW_COPY, matrix_cycles * (_WAITING if promoted else 1.0))
     step_bytes = 2.0 * PLANES[arithmetic] * (block_m + block_n) * block_k
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
-        chain=3 * L2 + of_block * (matrix / _RATE + alone) + tiles_of_block * (ending / 4 + 2 * L2),
+        chain=3 * L2 + of_block * (matrix_cycles + alone) + tiles_of_block * (ending / 4 + 2 * L2),
         instructions=of_block * (promoted + multiplying * 30.0) + tiles_of_block * ending,
         wavefronts=of_block * (products(arithmetic) * (block_m / 64) * block_k * (64 + block_n) / 64 + step_bytes / 128),
-        l2_bytes=steps * step_bytes + 8.0 * tiles * block_m * block_n, atomics=atomics,
+        l2_bytes=_BULK * steps * step_bytes + 8.0 * tiles * block_m * block_n, atomics=atomics,
         meetings=float(setting.splits) if atomics else 0.0, registers=168, matrix=steps * matrix * _FASTER)
 
 

@@ -1,4 +1,4 @@
-// Products of warpgroups, wgmma.mma_async in the PTX ISA, with both operands in shared memory.
+// Products of warpgroups, wgmma.mma_async in the PTX ISA, with b in shared memory and a there or in registers.
 #include "cuda_on_host/groups.h"
 
 #include <string.h>
@@ -46,15 +46,34 @@ uintptr_t SharedMatrix::last(unsigned size, unsigned depth) const {
   return row + (size - 1) / 64 * leading_ + (depth / 8 - 1) * stride_ + 7 * 128;
 }
 
+RegisterMatrix::RegisterMatrix(const GroupProduct* const (&products)[kWarp]) {
+  for (unsigned lane = 0; lane < kWarp; ++lane) {
+    lanes[lane] = products[lane]->a_registers;
+    memcpy(values[lane], lanes[lane], sizeof values[lane]);
+  }
+}
+
+bool RegisterMatrix::is_unchanged() const {
+  for (unsigned lane = 0; lane < kWarp; ++lane) {
+    if (memcmp(values[lane], lanes[lane], sizeof values[lane]) != 0) return false;
+  }
+  return true;
+}
+
+uint16_t RegisterMatrix::at(unsigned row, unsigned k) const {
+  const unsigned word = values[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+  return static_cast<uint16_t>(word >> 16 * (k % 2));
+}
+
 void WarpProducts::clear() {
   started_.clear();
   groups_.clear();
   ungrouped_ = 0;
   accumulators_.clear();
-  fenced_ = false;
+  fenced_ = registers_fenced_ = false;
 }
 
-void WarpProducts::start(const GroupProduct* const (&lanes)[kWarp], unsigned warp_in_group, uintptr_t shared) {
+void WarpProducts::start(const GroupProduct* const (&lanes)[kWarp], int line, unsigned warp_in_group, uintptr_t shared) {
   first_row_ = warp_in_group * kRows;
   shared_ = shared;
   const unsigned columns = lanes[0]->columns;
@@ -76,27 +95,32 @@ void WarpProducts::start(const GroupProduct* const (&lanes)[kWarp], unsigned war
     }
   }
   ++accumulators_[number].users;
-  started_.push_back({*lanes[0], number});
+  started_.push_back({*lanes[0], line, number, {}});
+  if (lanes[0]->a_registers != nullptr) started_.back().a.emplace(lanes);
   ++ungrouped_;
 }
 
 void WarpProducts::commit() {
   groups_.push_back(ungrouped_);
   ungrouped_ = 0;
+  registers_fenced_ = false;
 }
 
-void WarpProducts::end_groups(unsigned latest) {
-  if (groups_.size() <= latest) return;
+int WarpProducts::end_groups(unsigned latest) {
+  if (groups_.size() <= latest) return 0;
   size_t count = 0;
   const auto kept = groups_.end() - static_cast<ptrdiff_t>(latest);
   for (auto group = groups_.begin(); group != kept; ++group) count += *group;
   groups_.erase(groups_.begin(), kept);
+  int changed = 0;
   for (size_t i = 0; i < count; ++i) {
+    if (started_[i].a && !started_[i].a->is_unchanged()) changed = started_[i].line;
     compute(started_[i]);
     Accumulator& sums = accumulators_[started_[i].accumulator];
     if (--sums.users == 0) hand_out(sums);
   }
   started_.erase(started_.begin(), started_.begin() + static_cast<ptrdiff_t>(count));
+  return changed;
 }
 
 void WarpProducts::compute(const StartedProduct& started) {
@@ -106,7 +130,7 @@ void WarpProducts::compute(const StartedProduct& started) {
   uint16_t of_a[kRows][kDepth];
   std::vector<uint16_t> of_b(kDepth * product.columns);
   for (unsigned k = 0; k < kDepth; ++k) {
-    for (unsigned row = 0; row < kRows; ++row) of_a[row][k] = a.at(first_row_ + row, k);
+    for (unsigned row = 0; row < kRows; ++row) of_a[row][k] = started.a ? started.a->at(row, k) : a.at(first_row_ + row, k);
     for (unsigned column = 0; column < product.columns; ++column) of_b[k * product.columns + column] = b.at(column, k);
   }
   if (!product.accumulate) memset(sums.values.data(), 0, sums.values.size() * sizeof(float));
@@ -131,7 +155,9 @@ void Machine::multiply_group(const GroupProduct& product, int line) {
   for (unsigned warp = first / kWarp; warp < (first + kWarpgroup) / kWarp; ++warp) {
     if (warps_[warp].exited != 0) fail("calls multiply_group (line %d), but threads of its warpgroup have left the kernel", line);
   }
-  if (!products_[self_->index / kWarp].fenced()) fail("calls multiply_group (line %d) without fence_products before it", line);
+  if (!products_[self_->index / kWarp].fenced(product.a_registers != nullptr)) {
+    fail("calls multiply_group (line %d) without fence_products before it", line);
+  }
   const uintptr_t shared = reinterpret_cast<uintptr_t>(work_.shared->data());
   const auto check = [&](uint64_t descriptor, bool by_depth, unsigned size, const char* name) {
     if (!SharedMatrix::is_supported(descriptor, by_depth)) {
@@ -142,7 +168,7 @@ void Machine::multiply_group(const GroupProduct& product, int line) {
       if (!work_.shared->holds(address)) fail("line %d: the descriptor of %s reaches %s", line, name, place(address));
     }
   };
-  check(product.a, product.a_by_depth, kWarpgroup / 2, "a");
+  if (product.a_registers == nullptr) check(product.a, product.a_by_depth, kWarpgroup / 2, "a");
   check(product.b, product.b_by_depth, product.columns, "b");
   self_->waits = {Call::multiply_group, line, 0, 0, 32, reinterpret_cast<uintptr_t>(&product)};
   if (++in_group_[group] == kWarpgroup) complete_group(first);
@@ -165,9 +191,15 @@ void Machine::complete_group(unsigned first) {
     for (unsigned lane = 0; lane < kWarp; ++lane) {
       lanes[lane] = reinterpret_cast<const GroupProduct*>(threads_[first + warp * kWarp + lane].waits.value);
     }
-    products_[first / kWarp + warp].start(lanes, warp, reinterpret_cast<uintptr_t>(work_.shared->data()));
+    products_[first / kWarp + warp].start(lanes, call.line, warp, reinterpret_cast<uintptr_t>(work_.shared->data()));
   }
   for (Walk walk = work_.order.walk(kWarpgroup, true); !walk.empty();) release(threads_[first + walk.next()]);
+}
+
+void Machine::end_products(unsigned warp, unsigned latest) {
+  if (const int line = products_[warp].end_groups(latest)) {
+    fail("has changed registers of a before the product that reads them (line %d) was waited for", line);
+  }
 }
 
 }  // namespace cuda_on_host

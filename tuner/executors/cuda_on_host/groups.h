@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <optional>
 #include <vector>
 
 #include "cuda_on_host/runtime.h"
@@ -36,26 +37,39 @@ class SharedMatrix {
   unsigned row_bytes_, leading_, stride_;
 };
 
+// The registers of a warp's lanes that a product reads a from, and what they held when it was started.
+struct RegisterMatrix {
+  const unsigned* lanes[kWarp];
+  unsigned values[kWarp][4];
+
+  explicit RegisterMatrix(const GroupProduct* const (&lanes)[kWarp]);
+  bool is_unchanged() const;
+  uint16_t at(unsigned row, unsigned k) const;
+};
+
 // What a warp's part of a product needs, once started.
 struct StartedProduct {
   GroupProduct product;
+  int line;
   size_t accumulator;
+  std::optional<RegisterMatrix> a;
 };
 
 // The products of one warp: started, committed in groups, waited for. They take effect when they are waited for: operands are read
-// then, and until then the accumulators are NaN.
+// then, and until then the accumulators are NaN. Registers that hold a must hold it still.
 class WarpProducts {
  public:
   static constexpr unsigned kRows = 16, kDepth = 16;
 
   bool empty() const { return started_.empty(); }
-  bool fenced() const { return fenced_; }
+  bool fenced(bool a_in_registers) const { return a_in_registers ? registers_fenced_ : fenced_; }
   void clear();
 
-  void fence() { fenced_ = true; }
-  void start(const GroupProduct* const (&lanes)[kWarp], unsigned warp_in_group, uintptr_t shared);
+  void fence() { fenced_ = registers_fenced_ = true; }
+  void start(const GroupProduct* const (&lanes)[kWarp], int line, unsigned warp_in_group, uintptr_t shared);
   void commit();
-  void end_groups(unsigned latest);
+  // Returns the line of a product whose registers of a have been changed, or 0.
+  int end_groups(unsigned latest);
 
  private:
   // The sums of one set of registers.
@@ -74,6 +88,7 @@ class WarpProducts {
   size_t ungrouped_ = 0;
   std::vector<Accumulator> accumulators_;
   bool fenced_ = false;
+  bool registers_fenced_ = false;  // since the last group was committed: what the next one reads was written by then
   unsigned first_row_ = 0;
   uintptr_t shared_ = 0;
 };

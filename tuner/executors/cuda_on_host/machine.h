@@ -112,7 +112,9 @@ class Machine {
   void release(Thread& thread);
   void complete(Warp& warp, unsigned first, unsigned mask);
   void complete_matrices(unsigned first);
+  void elect(unsigned first);
   void complete_group(unsigned first);
+  void end_products(unsigned warp, unsigned latest);
   PhaseBarrier& barrier_at(uint64_t* barrier, int line);
   void end_phase(PhaseBarrier& barrier);
   void land_copies();

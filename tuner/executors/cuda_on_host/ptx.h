@@ -99,6 +99,10 @@ inline void copy_bulk(void* to, const void* from, int bytes, unsigned long long*
   ::cuda_on_host::start_bulk_copy(to, from, static_cast<unsigned>(bytes), reinterpret_cast<uint64_t*>(barrier), line);
 }
 
+inline bool is_elected(int line = __builtin_LINE()) { return ::cuda_on_host::is_elected(line); }
+// Changes nothing here: memory is one.
+inline void fence_operands() {}
+
 // Some of a block's warps.
 inline void sync_threads(int barrier, int threads, int line = __builtin_LINE()) {
   ::cuda_on_host::sync_threads(barrier, static_cast<unsigned>(threads), line);
@@ -118,11 +122,22 @@ template <int LATEST>
 inline void wait_for_products(int line = __builtin_LINE()) { ::cuda_on_host::wait_for_products(LATEST, line); }
 template <int N>
 inline void settle(float (&)[N][4]) {}
+inline void settle(unsigned (&)[4]) {}
 template <bool A_BY_DEPTH, int N>
 inline void multiply_group_f16(float (&d)[N][4], unsigned long long a, unsigned long long b, bool accumulate, int line = __builtin_LINE()) {
-  ::cuda_on_host::multiply_group({d[0], 8 * N, a, b, accumulate, false, A_BY_DEPTH, true}, line);
+  ::cuda_on_host::multiply_group({d[0], 8 * N, nullptr, a, b, accumulate, false, A_BY_DEPTH, true}, line);
 }
 template <bool A_BY_DEPTH, int N>
 inline void multiply_group_bf16(float (&d)[N][4], unsigned long long a, unsigned long long b, bool accumulate, int line = __builtin_LINE()) {
-  ::cuda_on_host::multiply_group({d[0], 8 * N, a, b, accumulate, true, A_BY_DEPTH, true}, line);
+  ::cuda_on_host::multiply_group({d[0], 8 * N, nullptr, a, b, accumulate, true, A_BY_DEPTH, true}, line);
+}
+template <int N>
+inline void multiply_group_registers_f16(float (&d)[N][4], const unsigned (&a)[4], unsigned long long b, bool accumulate,
+                                         int line = __builtin_LINE()) {
+  ::cuda_on_host::multiply_group({d[0], 8 * N, a, 0, b, accumulate, false, false, true}, line);
+}
+template <int N>
+inline void multiply_group_registers_bf16(float (&d)[N][4], const unsigned (&a)[4], unsigned long long b, bool accumulate,
+                                          int line = __builtin_LINE()) {
+  ::cuda_on_host::multiply_group({d[0], 8 * N, a, 0, b, accumulate, true, false, true}, line);
 }

@@ -34,7 +34,7 @@ enum class Call : uint8_t {
   multiply_group,  // of a warpgroup
   syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,  // of the lanes of a mask
   mma_f16, mma_bf16, mma_tf32, load_matrices, load_matrices_transposed,  // of whole warps
-  fence_products, commit_products, wait_for_products,
+  fence_products, commit_products, wait_for_products, is_elected,
 };
 
 // As the source spells it.
@@ -85,6 +85,9 @@ void arrive(uint64_t* barrier, unsigned bytes, int line);
 void wait_phase(uint64_t* barrier, unsigned phase, int line);
 void start_bulk_copy(void* to, const void* from, unsigned bytes, uint64_t* barrier, int line);
 
+// Whether this lane of a warp whose lanes have all come is the one that acts for all: any of them, one after the other.
+bool is_elected(int line);
+
 // Barriers of some of a block's warps. Waits for `threads` arrivals, its own among them; or only arrives.
 void sync_threads(int barrier, unsigned threads, int line);
 void arrive_threads(int barrier, unsigned threads, int line);
@@ -93,6 +96,7 @@ void arrive_threads(int barrier, unsigned threads, int line);
 struct GroupProduct {
   float* d;  // columns / 2
   unsigned columns;
+  const unsigned* a_registers;  // 4, or null: a is in shared memory
   uint64_t a, b;     // descriptors
   bool accumulate;   // or begins at zero
   bool bf16;         // or float16

@@ -29,6 +29,7 @@ const char* name_of(Call call) {
     case Call::fence_products: return "fence_products";
     case Call::commit_products: return "commit_products";
     case Call::wait_for_products: return "wait_for_products";
+    case Call::is_elected: return "is_elected";
     case Call::none: break;
   }
   return "no call";
@@ -69,6 +70,8 @@ struct Brought {
 void multiply_matrices(Call call, const Fragments& registers, int line) {
   collective({call, line, ~0u, 0, 32, reinterpret_cast<uintptr_t>(&registers)});
 }
+
+bool is_elected(int line) { return collective({Call::is_elected, line, ~0u, 0, 32, 0}) != 0; }
 
 void load_matrices(Call call, const MatrixRow& row, int line) { Machine::running()->load_matrices(call, row, line); }
 
@@ -153,13 +156,19 @@ void Machine::complete_matrices(unsigned first) {
   switch (call.call) {
     case Call::fence_products: return products_[first / kWarp].fence();
     case Call::commit_products: return products_[first / kWarp].commit();
-    case Call::wait_for_products: return products_[first / kWarp].end_groups(static_cast<unsigned>(call.operand));
+    case Call::wait_for_products: return end_products(first / kWarp, static_cast<unsigned>(call.operand));
+    case Call::is_elected: return elect(first);
     case Call::mma_f16: return multiply_f16(Brought<Fragments>(threads).lanes);
     case Call::mma_bf16: return multiply_bf16(Brought<Fragments>(threads).lanes);
     case Call::mma_tf32: return multiply_tf32(Brought<Fragments>(threads).lanes);
     case Call::load_matrices: return distribute(Brought<MatrixRow>(threads).lanes);
     default: return distribute_transposed(Brought<MatrixRow>(threads).lanes);
   }
+}
+
+// Nobody should count on a lane: it is the one that has come last.
+void Machine::elect(unsigned first) {
+  for (unsigned lane = 0; lane < kWarp; ++lane) threads_[first + lane].result = first + lane == self_->index;
 }
 
 // The lane whose value `lane` gets: "shfl.sync" in the PTX ISA, lanes of a segment of `width`.

@@ -1,0 +1,219 @@
+"""The parts of a text, such as README.md, that are written from published results, so that no number in them is typed by hand.
+
+A part stands between two comments, which stay:
+
+    <!-- published: NAME -->
+    ...
+    <!-- end of published -->
+
+`PARTS` has the names. All of them read one folder: a GPU's bench.json, and below it rows/bench.json, a benchmark over row
+counts, and the folders of tuning runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from codegen.dtypes import CLASS_ERRORS
+from codegen.variants import UNTRIED, VARIANTS
+from reports.pictures import kind_of, over_rows, ratios
+from reports.run import BEST_CU
+from reports.words import plain
+from tuner.bench.results import Entry, Results, Row
+from tuner.bench.sheet import JSON as BENCH_JSON
+from tuner.bench.sheet import read_results
+from tuner.errors import InputError
+from tuner.records import write_text
+
+ROWS = "rows"
+"""The folder of the benchmark over row counts."""
+
+RATIOS_SVG, ROWS_SVG = "ratios.svg", "rows.svg"
+
+ROWS_COMMAND = ("python -m tuner bench --tune --tune-seconds 10 --samples 12 --shapes "
+                + ",".join(f"1x{4 ** power}x768x2304" for power in range(9)))
+"""What measures the benchmark over row counts, but for where to write it."""
+
+BEGIN = re.compile(r"<!-- published: (\w+)(?: (\S+))? -->\n")
+END = "<!-- end of published -->\n"
+NOTHING = "–"
+
+
+def write_pictures(root: Path) -> list[Path]:
+    """Draws the pictures of a GPU's results beside them.
+
+    Raises:
+        InputError: there are no results.
+        OSError: the folder cannot be written.
+    """
+    written = [root / RATIOS_SVG]
+    write_text(written[0], ratios(_results(root).rows))
+    over = _read(root / ROWS / BENCH_JSON)
+    if over is not None:
+        written.append(root / ROWS_SVG)
+        write_text(written[1], over_rows(over.rows))
+    return written
+
+
+def rewritten(text: str, root: Path, folder: str) -> str:
+    """The text with every part as the results in `root` have it.
+
+    Args:
+        folder: that of the results as links in the text name it.
+
+    Raises:
+        InputError: there are no results, a part has a name that is none, or an end is missing.
+    """
+    pieces, at = [], 0
+    for begin in BEGIN.finditer(text):
+        end = text.find(END, begin.end())
+        if end < 0:
+            raise InputError(f"no line {END.strip()!r} follows {begin[0].strip()!r}; add it")
+        if begin[1] not in PARTS:
+            raise InputError(f"there is no part {begin[1]!r}; choose from {', '.join(PARTS)}")
+        pieces += [text[at:begin.end()], PARTS[begin[1]](root, folder, begin[2] or "").strip("\n"), "\n"]
+        at = end
+    return "".join([*pieces, text[at:]])
+
+
+def _results(root: Path) -> Results:
+    found = _read(root / BENCH_JSON)
+    if found is None or not found.rows:
+        raise InputError(f"there is no {BENCH_JSON} in {root}; name a folder of results with --root")
+    return found
+
+
+def _read(path: Path) -> Results | None:
+    """A benchmark; None where there is none."""
+    try:
+        return read_results(path)
+    except InputError as error:
+        raise InputError(f"{path} is no benchmark of this program; put it right, or measure it again") from error
+
+
+def _of_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows with a time of ours, by data type and class."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.ours.warm is not None:
+            found.setdefault(kind_of(row), []).append(row)
+    return found
+
+
+def _headline(root: Path, folder: str, which: str) -> str:
+    """How much faster than PyTorch, data type by data type, with the picture."""
+    results = _results(root)
+    clauses = []
+    for kind, rows in _of_kind(results.rows).items():
+        found = sorted(row.ratio for row in rows if row.ratio is not None)
+        if found:
+            faster = sum(ratio > 1 for ratio in found)
+            clauses.append(f"in {kind} on {faster} of {len(found)} shapes ({found[0]:.2f} to {found[-1]:.2f} times as fast)")
+    sentence = (f"On one {results.parts[0].device} the kernels are faster than both PyTorch's autograd and torch.compile "
+                f"{', and '.join(clauses)}.")
+    return f"![{sentence}]({folder}/{RATIOS_SVG})\n\n{sentence}"
+
+
+def _setting(root: Path, folder: str, which: str) -> str:
+    """What the results were measured with, as a sentence."""
+    parts = _results(root).parts
+    versions = parts[0].versions
+    named = [f"{label} {versions[name]}" for label, name in (("driver", "driver"), ("nvcc", "nvcc"), ("PyTorch", "PyTorch"))
+             if name in versions]
+    dates = list(dict.fromkeys(part.date[:10] for part in (parts[0], parts[-1])))
+    return f"One {parts[0].device}, {', '.join(named)}; {' to '.join(dates)}, revision {parts[0].version}."
+
+
+def _tables(root: Path, folder: str, which: str) -> str:
+    """A table for each data type and class."""
+    lines = []
+    for rows in _of_kind(_results(root).rows).values():
+        problem = rows[0].case.problem
+        lines += ["", f"{problem.dtype}, class {problem.accuracy}:", "",
+                  "| shape | B,S,H,O | ours, us | autograd | compile | gemms | times as fast | floor / ours | error | "
+                  "autograd's error | winner |", "|" + "---|" * 11]
+        for row in rows:
+            peers = [_warm(row.peers.get(name)) for name in ("eager", "compile", "gemms")]
+            errors = [_error(row.ours), _error(row.peers.get("eager"))]
+            ratio = NOTHING if row.ratio is None else f"{row.ratio:.2f}"
+            winner = (row.config or "").partition(":")[0]
+            lines.append("| " + " | ".join([
+                row.case.name, str(row.case.shape), _warm(row.ours), *peers, ratio, f"{row.share or 0:.0%}", *errors,
+                f"`{winner}`"]) + " |")
+    return "\n".join(lines)
+
+
+def _honest(root: Path, folder: str, which: str) -> str:
+    """Where PyTorch, or its two products alone, are faster, and how exact the kernels are."""
+    rows = [row for group in _of_kind(_results(root).rows).values() for row in group]
+    slower = [f"`{row.case.name}` in {kind_of(row)} ({row.ratio:.2f})" for row in rows if (row.ratio or 2) <= 1]
+    behind = [f"`{row.case.name}` in {kind_of(row)}" for row in rows if _products_faster(row)]
+    exact = [row.ours.worst_error or 0.0 for row in rows if row.case.problem.accuracy == "fp32"]
+    compared = [row for row in rows if "eager" in row.peers and row.peers["eager"].worst_error and row.ours.worst_error]
+    better = sum((row.ours.worst_error or 0.0) <= (row.peers["eager"].worst_error or 0.0) for row in compared)
+    lines = [f"* PyTorch is faster at {_listed(slower)}." if slower else "* PyTorch is faster at none of these shapes.",
+             f"* Its two matrix products alone, which compute less, take less time at {_listed(behind)}." if behind else
+             "* Its two matrix products alone, which compute less, take longer at every one of these shapes."]
+    if exact:
+        worst = math.ceil(1e8 * max(exact)) / 1e8
+        lines.append(f"* In class fp32 no gradient's error is above {worst:.1e}; it may be {CLASS_ERRORS['fp32']:g}.")
+    lines.append(f"* The largest error of the five gradients is at most autograd's in {better} of {len(compared)} rows.")
+    return "\n".join(lines)
+
+
+def _over_rows(root: Path, folder: str, which: str) -> str:
+    """The picture over row counts, or how to measure it."""
+    command = f"{ROWS_COMMAND} --out {folder}/{ROWS}"
+    results = _read(root / ROWS / BENCH_JSON)
+    if results is None:
+        return f"Not measured yet; this does it:\n\n    {command}"
+    return (f"![Microseconds a call over the number of rows, beside PyTorch]({folder}/{ROWS_SVG})\n\n"
+            f"Each point is tuned for its own number of rows; measured on one {results.parts[0].device} by\n\n    "
+            + "\n    ".join(part.command for part in results.parts))
+
+
+def _banner(root: Path, folder: str, which: str) -> str:
+    """How a published best.cu opens, up to the line that is about its making."""
+    path = root / which / BEST_CU
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); name a folder of {root} in the part") from error
+    last = next((number for number, line in enumerate(lines) if line.startswith("// Made by")), 0)
+    return "\n".join(["```cpp", *lines[:last + 1], "```"])
+
+
+def _variants(root: Path, folder: str, which: str) -> str:
+    """The variants that there are, as they describe themselves."""
+    lines = ["| variant | what it does, and what it changes over the simpler ones |", "|---|---|"]
+    for name, variant in VARIANTS.items():
+        untried = " It has not run on a GPU yet and takes part only where `--variants` names it." if name in UNTRIED else ""
+        lines.append(f"| `{name}` | {variant.summary.removeprefix(f'{name}: ')}{untried} |")
+    return "\n".join(lines)
+
+
+def _products_faster(row: Row) -> bool:
+    gemms = row.peers.get("gemms")
+    return gemms is not None and gemms.warm is not None and row.ours.warm is not None and (
+        gemms.warm.median < row.ours.warm.median)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
+
+
+def _warm(entry: Entry | None) -> str:
+    return NOTHING if entry is None or entry.warm is None else plain(entry.warm.median)
+
+
+def _error(entry: Entry | None) -> str:
+    return NOTHING if entry is None or entry.worst_error is None else f"{entry.worst_error:.1e}"
+
+
+PARTS: dict[str, Callable[[Path, str, str], str]] = {
+    "headline": _headline, "setting": _setting, "tables": _tables, "honest": _honest, "rows": _over_rows, "banner": _banner,
+    "variants": _variants}
+"""Writes a part, of the folder of results, what links call it, and the word behind the part's name."""
