@@ -26,7 +26,8 @@ from tuner.records import Record, Status
 from tuner.timing.tally import Tally
 from tuner.tuning import Request, TuningRun
 from tuner.validate import GradientError
-from tuner.workers import main, pool
+from tuner.workers import judge as workers_judge
+from tuner.workers import main
 from tuner.workers.messages import Device, Job, Message, Place, receive, send
 from tuner.workers.pool import Workers
 from tuner.workers.worker import Materials, Open
@@ -80,7 +81,7 @@ def run(shape: str, trials: int, variants: tuple[str, ...]) -> tuple[int, list[i
         if count in (BETWEEN, trials):
             seen.append(resident_kib())
 
-    with (TemporaryDirectory() as name, mock.patch.object(pool, "builder", lambda workers: lambda source: None),
+    with (TemporaryDirectory() as name, mock.patch.object(workers_judge, "builder", lambda workers: lambda source: None),
           closing(Workers(Place("cuda", "sm_90", Path(name)), module=__spec__.name)) as workers):
         tuning = TuningRun(Request(Shape.parse(shape), variants=variants, trials=trials, timeout=1e4), workers)
         with Folder(Path(name) / "out", tuning.info) as folder:

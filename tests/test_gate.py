@@ -42,7 +42,7 @@ from tuner.report import best_json, report_markdown
 from tuner.store import Store
 from tuner.tuning import Request, TuningRun
 from tuner.validate import Validator
-from tuner.workers import pool
+from tuner.workers import judge as workers_judge
 from tuner.workers.messages import Place
 from tuner.workers.pool import Workers
 
@@ -301,7 +301,7 @@ def test_one_that_ends_its_worker_in_the_gate_is_rejected(store: Store, monkeypa
     config = VALID[0]
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
     monkeypatch.setenv(PLANTS, json.dumps({str(config): "is killed"}))
-    monkeypatch.setattr(pool, "render", lambda problem, config: planted(render(problem, config)))
+    monkeypatch.setattr(workers_judge, "render", lambda problem, config: planted(render(problem, config)))
     with closing(Workers(Place("host", "sm_90", store.root), module=planted_worker.__name__)) as workers:
         judge = workers.judge(PROBLEM)
         assert judge.recheck(Record(config, Status.OK)).status is Status.CRASH

@@ -23,7 +23,7 @@ from tuner.records import Status
 from tuner.request import Request
 from tuner.store import Store
 from tuner.tuning import TuningRun
-from tuner.workers import pool
+from tuner.workers import judge as workers_judge
 from tuner.workers.lanes import Lanes
 from tuner.workers.messages import Place
 from tuner.workers.patience import Patience
@@ -40,7 +40,7 @@ def opened(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Opens workers on a machine with GPUs of these models, and ends them."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
     monkeypatch.setenv(SEEN, str(tmp_path / "seen"))
-    monkeypatch.setattr(pool, "builder", lambda workers: lambda source: None)
+    monkeypatch.setattr(workers_judge, "builder", lambda workers: lambda source: None)
     made: list[Workers] = []
 
     def open_workers(models: str = "NVIDIA A,NVIDIA A", gpus: tuple[int, ...] = (), dead: str = "") -> Workers:

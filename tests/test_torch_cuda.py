@@ -274,7 +274,7 @@ def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], No
 
     call()
     direct.start().join()
-    assert direct.compiled is not None
+    assert direct.compiled is not None  # the one in Python is not what is asked about
     times = []
     for _ in range(200):
         torch.cuda.synchronize()
@@ -284,7 +284,7 @@ def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], No
         times.append((time.perf_counter() - begin) / 20 * 1e6)
     least, median = min(times), sorted(times)[len(times) // 2]  # other processes can only add to it
     record_property("call_us", least)
-    print(f"a backward call at {rows},{hidden},{out} costs the CPU {least:.1f} us, in the median {median:.1f} us")
+    print(f"a backward call at {rows},{hidden},{out}, compiled, costs the CPU {least:.1f} us, in the median {median:.1f} us")
     assert least < CALL_US
 
 

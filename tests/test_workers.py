@@ -38,7 +38,7 @@ from tuner.timing.finals import ROUNDS
 from tuner.timing.health import Spell, Watch
 from tuner.timing.regimes import REGIMES
 from tuner.tuning import Request, TuningRun
-from tuner.workers import pool
+from tuner.workers import judge as workers_judge
 from tuner.workers.messages import Device, Job, Place
 from tuner.workers.patience import Patience
 from tuner.workers.pool import Workers
@@ -59,7 +59,7 @@ Open = Callable[..., Workers]
 @pytest.fixture
 def opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens workers with plants, and ends them."""
-    monkeypatch.setattr(pool, "render", lambda problem, config: planted(render(problem, config)))
+    monkeypatch.setattr(workers_judge, "render", lambda problem, config: planted(render(problem, config)))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     made: list[Workers] = []
 
@@ -77,7 +77,7 @@ def opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
 def fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Workers have a GPU with made-up times; the file of who timed what."""
     monkeypatch.setenv(SEEN, str(tmp_path / "seen"))
-    monkeypatch.setattr(pool, "builder", lambda workers: lambda source: None)
+    monkeypatch.setattr(workers_judge, "builder", lambda workers: lambda source: None)
     return tmp_path / "seen"
 
 

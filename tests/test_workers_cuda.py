@@ -20,7 +20,7 @@ from tuner.outcome import TuneResult
 from tuner.records import Record, Status
 from tuner.store import Store
 from tuner.tuning import Request, TuningRun
-from tuner.workers import pool
+from tuner.workers import judge as workers_judge
 from tuner.workers.messages import Place
 from tuner.workers.patience import Patience
 from tuner.workers.pool import Workers
@@ -32,7 +32,7 @@ QUICK = Patience(least=6.0)
 
 
 def tuned(store: Store, monkeypatch: pytest.MonkeyPatch, plants: Mapping[Config, str]) -> TuneResult:
-    monkeypatch.setattr(pool, "render", lambda problem, config: planted(render(problem, config)))
+    monkeypatch.setattr(workers_judge, "render", lambda problem, config: planted(render(problem, config)))
     monkeypatch.setenv(PLANTS, json.dumps({str(config): name for config, name in plants.items()}))
     with closing(Workers(Place("cuda", "sm_90", store.root), QUICK, planted_worker.__name__)) as workers:
         run = TuningRun(Request(SHAPE, variants=("row_warp",), trials=60, deterministic=True), workers)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
 from codegen.config import Config
+from codegen.errors import CodegenError
 from codegen.problem import Shape
 from codegen.space import parse_config
-from tuner.errors import InputTypeError
+from tuner.errors import InputError, InputTypeError, TunerError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: done; nothing was found, or this machine lacks something; the arguments make no sense; Ctrl-C."""
@@ -24,6 +26,30 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def exit_status(program: str, work: Callable[[], int], debug: bool = False, interrupted: str = "interrupted") -> int:
+    """What a program's work returns; where it raises what a user can cause, that is said in a sentence on stderr.
+
+    Args:
+        program: what the sentence begins with.
+        work: returns the exit status.
+        debug: whether errors pass through, for their traceback.
+        interrupted: what is said after Ctrl-C.
+    """
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print(f"{program}: {interrupted}", file=sys.stderr)
+        return INTERRUPTED
+    except (CodegenError, TunerError, OSError, MemoryError) as error:
+        if debug:
+            raise
+        said = str(error)
+        if isinstance(error, MemoryError):
+            said = f"this machine has not enough memory for the shape ({said or 'no figure is known'}); use a smaller one"
+        print(f"{program}: {said}", file=sys.stderr)
+        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
 
 
 def as_shape(shape: Shape | str | Sequence[int]) -> Shape:

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from codegen.dtypes import ACCURACIES, DTYPES, OWN_CLASS
-from codegen.errors import CodegenError
 from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_folder, parse_gpus, parse_names
+from tuner.arguments import FAILED, INTERRUPTED, OK, Parser, exit_status, parse_folder, parse_gpus, parse_names
 from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
-from tuner.errors import InputError, InputTypeError, TunerError
+from tuner.errors import InputError
 from tuner.executors import Executor
 from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
@@ -72,22 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return replay.main(given)
     options = _parser().parse_args(given)
-    try:
-        return _tune(options, "python -m tuner " + shlex.join(map(masked, given)))
-    except KeyboardInterrupt:
-        print("tuner: interrupted before the results were written", file=sys.stderr)
-        return INTERRUPTED
-    except (CodegenError, TunerError, OSError) as error:
-        if options.debug:
-            raise
-        print(f"tuner: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
-    except MemoryError as error:
-        if options.debug:
-            raise
-        print(f"tuner: this machine has not enough memory for the shape ({error or 'no figure is known'}); use a smaller one",
-              file=sys.stderr)
-        return FAILED
+    command = "python -m tuner " + shlex.join(map(masked, given))
+    return exit_status("tuner", lambda: _tune(options, command), options.debug, "interrupted before the results were written")
 
 
 def _parser() -> argparse.ArgumentParser:

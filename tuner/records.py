@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO
 
 from codegen.config import Config
 from codegen.space import parse_config
+from tuner.compact import KEPT, Errors, shared
 from tuner.errors import InputError
 from tuner.executors import Resources
 from tuner.timing.regimes import REGIMES, Regime
@@ -53,6 +54,9 @@ class Status(StrEnum):
     NOT_RUN = "not run"
 
 
+_NONE: Mapping[Regime, Summary] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One candidate.
@@ -81,7 +85,7 @@ class Record:
     errors: Mapping[str, GradientError] = field(default_factory=dict)
     rows: tuple[int, ...] = ()
     resources: Mapping[str, Resources] = field(default_factory=dict)
-    times: Mapping[Regime, Summary] = field(default_factory=dict)
+    times: Mapping[Regime, Summary] = field(default_factory=lambda: _NONE)
     source: str = ""
 
     @property
@@ -137,11 +141,17 @@ class Record:
             raise TypeError(f"neither {reason!r} nor {source!r} may be anything but a text")
         return cls(
             parse_config(values["config"]), Status(values["status"]), reason, time_us, time.get("kind") == "measured", final_us,
-            {sys.intern(name): GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
-             for name, error in values["errors"].items()},
-            tuple(values["rows"]),
-            {sys.intern(kernel): Resources(**entry) for kernel, entry in values["resources"].items()},
-            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found}, source)
+            Errors({name: GradientError(**{key: math.inf if value is None else value for key, value in error.items()})
+                    for name, error in values["errors"].items()}),
+            shared(tuple(values["rows"])),
+            _resources(tuple((kernel, Resources(**entry)) for kernel, entry in values["resources"].items())),
+            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found} or _NONE, source)
+
+
+@lru_cache(KEPT)
+def _resources(entries: tuple[tuple[str, Resources], ...]) -> Mapping[str, Resources]:
+    """One for all records that say the same."""
+    return dict(entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -58,7 +58,7 @@ class Guided:
         tried = tried or {}
         self._left = max(0, min(budget - len(tried), len(set(candidates) - set(tried))))
         self._sampler = ModelSampler(candidates, predicted, seed, first, self._left + len(tried))
-        self.study = optuna.create_study(storage=SharingStorage(), sampler=self._sampler)
+        self.study = optuna.create_study(storage=SharingStorage(self._sampler.candidate), sampler=self._sampler)
         self.study.add_trials(self._sampler.as_trial(config, time_us) for config, time_us in tried.items())
         self._open: dict[Config, Trial] = {}
 
@@ -218,18 +218,48 @@ class ModelSampler(BaseSampler):
 
 
 class SharingStorage(InMemoryStorage):
-    """Optuna's storage in this process, in which all trials of a variant hold the same distributions, which never change."""
+    """Optuna's storage in this process, in which finished trials share what is the same in many of them and never changes again:
+    the distributions of a variant, the config behind the parameters, and attributes and intermediate values, of which there are
+    none.
 
-    def __init__(self) -> None:
+    Args:
+        candidate: as ModelSampler.candidate.
+    """
+
+    def __init__(self, candidate: Callable[[Config], Config] = lambda config: config) -> None:
         super().__init__()
+        self._candidate = candidate
         self._spaces: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
+        self._nothing: dict[Any, Any] = {}
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """As InMemoryStorage."""
         done = super().set_trial_state_values(trial_id, state, values)
         trial = self._get_trial(trial_id)
         trial.distributions = self._spaces.setdefault(tuple(trial.distributions), trial.distributions)
+        if state.is_finished() and not (trial.user_attrs or trial.system_attrs or trial.intermediate_values):
+            trial.user_attrs = trial.system_attrs = trial.intermediate_values = self._nothing
+        if state.is_finished() and (config := config_of(trial.params)) is not None:
+            trial.params = cast(dict[str, Any], _Params(self._candidate(config)))
         return done
+
+
+class _Params(Mapping[str, Any]):
+    """as_params of a config, without a dictionary of its own."""
+
+    __slots__ = ("_config",)
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def __getitem__(self, key: str) -> Any:
+        return as_params(self._config)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(as_params(self._config))
+
+    def __len__(self) -> int:
+        return 1 + len(self._config.params)
 
 
 def by_variant(configs: Sequence[Config]) -> dict[str, Neighbourhood]:

@@ -75,6 +75,8 @@ class _Family:
         places: where each stands, in columns of which a parameter has one or several.
         owners: the parameter of each column.
         steps: how much unlike one step of each parameter makes two configs.
+        passed, failed: of each parameter, how many configs with each of its values did.
+        fails: how many failed.
         signal, noise: deviation from the mean, and of what no parameter explains.
     """
 
@@ -83,6 +85,9 @@ class _Family:
     places: Floats
     owners: Ints
     steps: Floats
+    passed: list[Ints]
+    failed: list[Ints]
+    fails: int = 0
     signal: float = 0.25
     noise: float = 0.03
 
@@ -111,7 +116,8 @@ class Surrogate:
             numbers, places = _numbers([configs[member] for member in members]), _places(name)
             owners = np.repeat(np.arange(len(places)), [columns.shape[1] for columns in places])
             stand = np.hstack([columns[numbers[:, place]] for place, columns in enumerate(places)])
-            self._families.append(_Family(members, numbers, stand, owners, np.full(len(places), STEPS[1])))
+            passed, failed = ([np.zeros(most + 1, np.int64) for most in numbers.max(axis=0)] for _ in range(2))
+            self._families.append(_Family(members, numbers, stand, owners, np.full(len(places), STEPS[1]), passed, failed))
         self._row = np.concatenate([np.arange(len(family.members)) for family in self._families])[
             np.argsort(np.concatenate([family.members for family in self._families]), kind="stable")]
         self._tried: list[int] = []  # given out, in order
@@ -121,7 +127,14 @@ class Surrogate:
         self._free = np.ones(len(configs), bool)
         self._fitted = 0
         self._factor, self._projections = _taken(room, room), _taken(room, len(configs))
+        self._rehearse()
         self._rebuild()
+
+    def _rehearse(self) -> None:
+        """The largest products and factors there will be, of zeros: the library that computes them takes its memory for good."""
+        for left in (self._factor[:BLOCK], self._factor[:1], self._factor[0] if len(self._factor) else self._factor):
+            left @ self._projections
+        np.linalg.cholesky(np.eye(FITTED + 1))
 
     def __contains__(self, config: Config) -> bool:
         return config in self._numbers
@@ -242,20 +255,23 @@ class Surrogate:
         told, times = self._scaled()
         prior = TRUST * self._predicted
         prior += np.median(times - prior[told])
-        surprise = np.full(len(self.configs), np.nan)
+        surprise = np.zeros(len(self.configs))
         surprise[told] = times - prior[told]
         # Where a time is still to come, the expected one stands for it, which leaves every mean as it is: forward substitution
         # goes on with nothing new there.
-        surprise = surprise[self._known]
-        whitened = np.zeros(len(surprise))
-        for place in np.flatnonzero(~np.isnan(surprise)):
-            expected = self._factor[place, :place] @ whitened[:place]
-            whitened[place] = (surprise[place] - expected) / self._factor[place, place]
+        whitened = np.zeros(len(self._known))
+        for place, number in enumerate(self._known):
+            if number in self._times:
+                expected = self._factor[place, :place] @ whitened[:place]
+                whitened[place] = (surprise[number] - expected) / self._factor[place, place]
         return prior + whitened @ self._projections[:len(whitened)], deviation
 
     def _count(self, number: int, passed: bool) -> None:
         """Adds one fate to those that configs like it are judged by."""
         family = self._families[self._variant[number]]
+        for count, value in zip(family.passed if passed else family.failed, family.numbers[self._row[number]], strict=True):
+            count[value] += 1
+        family.fails += not passed
         like = np.exp(-np.abs(family.places - family.places[self._row[number]]) @ np.full(family.places.shape[1], UNLIKE))
         self._tried_like[family.members] += like
         if passed:
@@ -264,11 +280,8 @@ class Surrogate:
     def _chance(self) -> Floats:
         """That each config is not rejected, by the fate of those like it, and of all with the same value of a parameter."""
         chance: Floats = (self._passed_like + PASSED * PASSED_WEIGHT) / (self._tried_like + PASSED_WEIGHT)
-        all_failed, all_passed = np.fromiter(self._failed, np.int64), np.fromiter(self._times, np.int64)
-        for number, family in enumerate(self._families):
-            failed, passed = (self._row[those[self._variant[those] == number]] for those in (all_failed, all_passed))
-            for numbers in family.numbers.T if len(failed) else ():
-                bad, good = (np.bincount(numbers[rows], minlength=numbers.max() + 1) for rows in (failed, passed))
+        for family in self._families:
+            for numbers, bad, good in zip(family.numbers.T, family.failed, family.passed, strict=True) if family.fails else ():
                 rates = (good + PASSED) / (good + bad + 1.0)
                 chance[family.members] = np.minimum(chance[family.members], rates[numbers])
         return chance**CAUTION

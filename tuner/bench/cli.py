@@ -14,8 +14,7 @@ from typing import cast
 from rich.console import Console
 
 from codegen.dtypes import ACCURACIES, DTYPES, OWN_CLASS, check_accuracy, check_dtypes
-from codegen.errors import CodegenError
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
+from tuner.arguments import FAILED, OK, Parser, exit_status, parse_names
 from tuner.bench.arena import Arena, TorchArena
 from tuner.bench.floors import RatedExecutor, Rates
 from tuner.bench.ours import Tuning
@@ -27,7 +26,7 @@ from tuner.bench.shapes import NAMED, NamedShape, parse_shapes
 from tuner.bench.sheet import Sheet, check_folder
 from tuner.bench.torch_gpu import Torch, open_torch
 from tuner.choose import open_executor
-from tuner.errors import InputError, InputTypeError, ToolchainError, TunerError
+from tuner.errors import InputError, ToolchainError
 from tuner.known import reports_folder
 from tuner.provenance import now, version
 from tuner.versions import versions
@@ -42,16 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     by Ctrl-C; the rows that were finished are kept.
     """
     options = _parser().parse_args(arguments)
-    try:
-        return _bench(options, shlex.join(["python", "-m", "tuner", "bench", *arguments]))
-    except KeyboardInterrupt:
-        print("bench: interrupted; the rows that were finished are written", file=sys.stderr)
-        return INTERRUPTED
-    except (CodegenError, TunerError, OSError) as error:
-        if options.debug:
-            raise
-        print(f"bench: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+    command = shlex.join(["python", "-m", "tuner", "bench", *arguments])
+    return exit_status("bench", lambda: _bench(options, command), options.debug,
+                       "interrupted; the rows that were finished are written")
 
 
 def _parser() -> argparse.ArgumentParser:

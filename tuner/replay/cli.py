@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from codegen.config import Config
-from codegen.errors import CodegenError
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
-from tuner.errors import InputError, NoValidKernel, TunerError
+from tuner.arguments import OK, Parser, exit_status
+from tuner.errors import InputError, NoValidKernel
 from tuner.evaluate import Judge
 from tuner.outcome import REJECTED
 from tuner.pipeline import try_in_turn
@@ -54,16 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the search (default 0)")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="so many runs, with that seed and those after it")
     options = parser.parse_args(arguments)
-    try:
-        if options.trials < 1 or options.runs < 1 or options.seed < 0:
-            raise InputError("there must be one trial and one run at least, and no negative seed")
-        _show(Field(load(options.replay)), options.trials, range(options.seed, options.seed + options.runs))
-    except KeyboardInterrupt:
-        print("tuner: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (CodegenError, TunerError) as error:
-        print(f"tuner: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError) else FAILED
+    return exit_status("tuner", lambda: _replay(options))
+
+
+def _replay(options: argparse.Namespace) -> int:
+    if options.trials < 1 or options.runs < 1 or options.seed < 0:
+        raise InputError("there must be one trial and one run at least, and no negative seed")
+    _show(Field(load(options.replay)), options.trials, range(options.seed, options.seed + options.runs))
     return OK
 
 

@@ -8,6 +8,7 @@ within each space.
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import sys
@@ -21,9 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.errors import CodegenError
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
-from tuner.errors import InputError, TunerError
+from tuner.arguments import OK, Parser, exit_status
+from tuner.errors import InputError
 from tuner.pipeline import IN_FLIGHT
 from tuner.provenance import now, version
 from tuner.records import write_text
@@ -159,23 +159,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where to write (default: here)")
     options = parser.parse_args(arguments)
-    try:
-        names = [name.strip() for name in options.rivals.split(",")]
-        if unknown := [name for name in names if name not in known]:
-            raise InputError(f"there is no search {unknown[0]!r}; choose from {', '.join(known)}")
-        if options.seeds < 1 or options.workers < 1:
-            raise InputError("there must be one seed and one process at least")
-        for path in options.files:
-            _field(path)
-        found = compare(options.files, names, options.seeds, options.workers)
-        write_text(options.out / "search.md", report(found, options.seeds, IN_FLIGHT))
-        write_text(options.out / "search.json", as_json(found, options.seeds, IN_FLIGHT))
-    except KeyboardInterrupt:
-        print("compare: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (CodegenError, TunerError, OSError) as error:
-        print(f"compare: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError) else FAILED
+    return exit_status("compare", lambda: _compare(options, list(known)))
+
+
+def _compare(options: argparse.Namespace, known: Sequence[str]) -> int:
+    names = [name.strip() for name in options.rivals.split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"there is no search {unknown[0]!r}; choose from {', '.join(known)}")
+    if options.seeds < 1 or options.workers < 1:
+        raise InputError("there must be one seed and one process at least")
+    for path in options.files:
+        _field(path)
+    found = compare(options.files, names, options.seeds, options.workers)
+    write_text(options.out / "search.md", report(found, options.seeds, IN_FLIGHT))
+    write_text(options.out / "search.json", as_json(found, options.seeds, IN_FLIGHT))
     return OK
 
 

@@ -8,6 +8,7 @@ spaces tells little of kernels that are slow in them.
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,10 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.errors import CodegenError
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
+from tuner.arguments import OK, Parser, exit_status
 from tuner.costmodel import TERMS, WEIGHTS, Weights, predict
-from tuner.errors import InputError, TunerError
+from tuner.errors import InputError
 from tuner.provenance import now, version
 from tuner.records import write_text
 from tuner.replay.recorded import Recorded, load
@@ -165,19 +165,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a space that `python -m tuner record` wrote")
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where to write (default: here)")
     options = parser.parse_args(arguments)
-    try:
-        kernels: dict[str, int] = {}
-        recorded = [load(path) for path in options.files]
-        if empty := [path for path, one in zip(options.files, recorded, strict=True) if len(one.times) < 2]:
-            raise InputError(f"{empty[0]} has fewer than two times; record more of it")
-        text = report([sample(one, kernels) for one in recorded], list(kernels))
-        write_text(options.out / "costmodel.md", text)
-    except KeyboardInterrupt:
-        print("fit: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (CodegenError, TunerError, OSError) as error:
-        print(f"fit: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError) else FAILED
+    return exit_status("fit", lambda: _fit(options))
+
+
+def _fit(options: argparse.Namespace) -> int:
+    kernels: dict[str, int] = {}
+    recorded = [load(path) for path in options.files]
+    if empty := [path for path, one in zip(options.files, recorded, strict=True) if len(one.times) < 2]:
+        raise InputError(f"{empty[0]} has fewer than two times; record more of it")
+    text = report([sample(one, kernels) for one in recorded], list(kernels))
+    write_text(options.out / "costmodel.md", text)
     print(text)
     return OK
 

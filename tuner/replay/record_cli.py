@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from codegen.dtypes import ACCURACIES, DTYPES
-from codegen.errors import CodegenError
 from codegen.problem import GRADIENTS, Shape
 from codegen.render import render
 from codegen.variants import VARIANTS
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, parse_names
+from tuner.arguments import FAILED, OK, Parser, exit_status, parse_names
 from tuner.candidates import Space, survey
 from tuner.choose import open_executor
-from tuner.errors import DeviceLost, InputError, InputTypeError, TunerError
+from tuner.errors import DeviceLost, InputError
 from tuner.evaluate import Evaluator, Material
 from tuner.executors import Executor
 from tuner.provenance import now, version
@@ -43,19 +42,16 @@ def main(arguments: Sequence[str]) -> int:
     130: interrupted by Ctrl-C. What is recorded so far is in the file in any case, and the same command goes on from there.
     """
     options = _parser().parse_args(arguments)
-    try:
-        return _record(options, shlex.join(["python", "-m", "tuner", "record", *arguments]))
-    except KeyboardInterrupt:
-        print("record: interrupted; run the same command again to go on", file=sys.stderr)
-        return INTERRUPTED
-    except DeviceLost as error:
-        print(f"record: {error}; run the same command again to go on", file=sys.stderr)
-        return FAILED
-    except (CodegenError, TunerError, OSError) as error:
-        if options.debug:
-            raise
-        print(f"record: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+    command = shlex.join(["python", "-m", "tuner", "record", *arguments])
+
+    def record() -> int:
+        try:
+            return _record(options, command)
+        except DeviceLost as error:
+            print(f"record: {error}; run the same command again to go on", file=sys.stderr)
+            return FAILED
+
+    return exit_status("record", record, options.debug, "interrupted; run the same command again to go on")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -55,10 +55,9 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
     """
     if not any(needs):
         return []
-    if engine.serves(x) and engine.is_plain(grad) and not engine.transformed():
-        found = engine.backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, needs)
-        if found is not None:
-            return found
+    found = engine.backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, needs)
+    if found is not None:
+        return found
     with _without_autocast(x):
         return plain_backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, cast, needs)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -12,11 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.dtypes import ACCURACIES, DTYPES, dtype_words
-from codegen.errors import CodegenError
 from codegen.problem import Problem, Shape
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser, as_config
+from tuner.arguments import FAILED, OK, Parser, as_config, exit_status
 from tuner.choose import EXECUTORS, open_executor
-from tuner.errors import CompileError, InputError, InputTypeError, LaunchError, ToolchainError, TunerError
+from tuner.errors import CompileError, InputError, LaunchError, ToolchainError
 from tuner.executors.cuda_context import why_unavailable
 from tuner.inputs import as_eps
 from tuner.verify.check import Outcome, Request, check
@@ -35,22 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     make no sense. 130: interrupted by Ctrl-C.
     """
     options = _parser().parse_args(arguments)
-    try:
-        return _verify(options)
-    except KeyboardInterrupt:
-        print("verify: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (CodegenError, TunerError, OSError) as error:
-        if options.debug:
-            raise
-        print(f"verify: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
-    except MemoryError as error:
-        if options.debug:
-            raise
-        print(f"verify: this machine has not enough memory for the shape ({error or 'no figure is known'}); use a smaller one",
-              file=sys.stderr)
-        return FAILED
+    return exit_status("verify", lambda: _verify(options), options.debug)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,7 +99,7 @@ def _show(console: Console, label: str, outcome: Outcome, problem: Problem) -> N
     rows = "" if outcome.rows == problem.rows else f", {outcome.rows} of {problem.rows} rows"
     table = Table(title=Text(f"{label}: {outcome.device}{rows}"), title_justify="left")
     table.add_column("quantity", no_wrap=True)
-    for name in ("difference", "error", "allowed", "of bound"):
+    for name in ("max difference", "error", "allowed", "of bound"):
         table.add_column(name, justify="right")
     table.add_column("")
     for figure in outcome.figures:

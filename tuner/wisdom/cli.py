@@ -12,10 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.dtypes import ACCURACIES, DTYPES, dtype_words
-from codegen.errors import CodegenError
 from codegen.problem import ALL_GRADIENTS
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
-from tuner.errors import InputError, InputTypeError, TunerError
+from tuner.arguments import FAILED, OK, Parser, exit_status
+from tuner.errors import InputError
 from tuner.wisdom.book import OFF, Book
 from tuner.wisdom.points import PREDICTED, REGIMES, Entry, Key, Point
 from tuner.wisdom.source import is_current
@@ -32,18 +31,16 @@ def main(arguments: Sequence[str]) -> int:
     sense.
     """
     options = _parser().parse_args(arguments)
+    return exit_status("wisdom", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         _COMMANDS[options.command](Book(say=_say), options)
-    except KeyboardInterrupt:
-        print("wisdom: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except OSError as error:
         print(f"wisdom: {error.filename or 'a file'} cannot be written ({error.strerror or error}); choose another folder with "
               "--out or LNL_WISDOM", file=sys.stderr)
         return FAILED
-    except (CodegenError, TunerError) as error:
-        print(f"wisdom: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
     return OK
 
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
-from tuner.errors import InputError, TunerError
+from tuner.arguments import FAILED, OK, Parser, exit_status
+from tuner.errors import InputError
 from tuner.torch import autotune, convert
 from tuner.torch.example.model import Transformer
 from tuner.torch.example.training import Curve, Setting, read_text, train
@@ -32,14 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: the loss curves agree. 1: they do not, or something failed. 2: the arguments make no sense. 130: interrupted.
     """
     options = _parser().parse_args(arguments)
-    try:
-        return _run(options)
-    except KeyboardInterrupt:
-        print("example: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (TunerError, OSError) as error:
-        print(f"example: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, InputError) else FAILED
+    return exit_status("example", lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
