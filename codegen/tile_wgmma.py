@@ -29,8 +29,8 @@ _LOOKERS = 256
 _ALIGNMENT = 1024
 """Bytes a swizzle repeats after."""
 
-_REGISTERS = {1: (88, 240), 2: (48, 208), 3: (56, 120)}
-_REGISTERS_OF_SHORT = {1: (88, 240), 2: (72, 184), 3: (56, 120)}
+_REGISTERS = {1: (88, 240), 2: (48, 208)}
+_REGISTERS_OF_SHORT = {1: (88, 240), 2: (72, 184)}
 """By how many warpgroups multiply: registers of a thread that looks, and of one that multiplies. Multiples of 8 that come, with
 those of all warpgroups, to what the SM has for a block of so many. Values of 16 bits are looked at eight at a time, and need no
 second sums."""
@@ -166,7 +166,7 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="tile_wgmma",
     summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles and looks at them first.",
-    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 5, 6),
+    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2), "stages": (2, 3, 4, 5, 6),
              "prefetch": (1, 0, 2), "reduction": ("atomic", "two_pass", "single_block")},
     defaults={"arithmetic": "fp16x3", "teams": 1, "stages": 2, "prefetch": 1, "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,

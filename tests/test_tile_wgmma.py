@@ -33,7 +33,6 @@ def test_other_gpus_lack_its_instructions(arch: str) -> None:
     (129, 64, {}, "rows of up to 128 values"), (64, 129, {}, "rows of up to 128 values"),
     (128, 128, {"stages": 3}, "shared memory"), (64, 64, {"stages": 2, "teams": 2}, "2 stages hold no tile more"),
     (128, 128, {"stages": 3, "teams": 2, "arithmetic": "bf16"}, "too few registers"),
-    (64, 64, {"stages": 4, "teams": 3}, "registers a thread"),
 ])
 def test_what_does_not_fit_is_refused(hidden: int, out: int, values: dict[str, int | str], says: str) -> None:
     dtype = "bfloat16" if "arithmetic" in values else "float32"
