@@ -97,6 +97,8 @@ def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | 
         return "cells are no deeper than 64; take depth=64" if params["depth"] == 128 else None
     if problem.dtype == "float32" and (params["depth"] != 64 or number(params, "promote") not in (0, 64)):
         return "split=fragments scales and promotes each stage; take depth=64 and promote=64"
+    if number(params, "promote") not in (0, params["depth"]):
+        return f"split=fragments promotes after each stage, or at the end alone; take promote=0 or promote={params['depth']}"
     return "split=fragments takes deeper stages; take depth=64" if params["depth"] == 32 else None
 
 

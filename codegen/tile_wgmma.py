@@ -31,8 +31,8 @@ _ALIGNMENT = 1024
 
 _REGISTERS = {1: (88, 240), 2: (48, 208)}
 _REGISTERS_OF_SHORT = {1: (88, 240), 2: (72, 184)}
-"""By how many warpgroups multiply: registers of a thread that looks, and of one that multiplies. Multiples of 8 that come, with
-those of all warpgroups, to what the SM has for a block of so many. Values of 16 bits are looked at eight at a time, and need no
+"""By how many warpgroups multiply: registers of a thread that looks, and of one that multiplies. Multiples of 8 that, with
+those of all warpgroups, the SM has for a block of so many. Values of 16 bits are looked at eight at a time, and need no
 second sums."""
 
 

@@ -16,9 +16,11 @@ from codegen.limits import target
 from codegen.problem import Problem, Shape
 from codegen.space import make_config, variant_of
 from tests.fake_gpu import FakeGpu, failing_launch, lost_at, rugged
+from tuner import tuning
 from tuner.ablation import ROUNDS, ablate
 from tuner.candidates import survey
 from tuner.changed import Changed
+from tuner.errors import ToolchainError
 from tuner.evaluate import Evaluator
 from tuner.executors import Executor
 from tuner.outcome import TuneResult
@@ -133,6 +135,16 @@ def test_a_gpu_that_is_lost_then_does_not_spoil_the_run() -> None:
     result = tuned(lost_at(lambda gpu, config: len(gpu.timed) > calls + 20))
     assert result.winner is not None and result.lost is None
     assert any("the GPU was lost" in (one.reason or "") for one in result.ablation)
+
+
+def test_a_compiler_that_is_gone_then_does_not_spoil_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*arguments: object) -> tuple[Changed, ...]:
+        raise ToolchainError("nvcc is gone")
+
+    monkeypatch.setattr(tuning, "ablate", gone)
+    result = tuned(FakeGpu())
+    assert result.winner is not None and result.ablation == ()
+    assert [text for text in result.said if "nvcc is gone" in text]
 
 
 def _timed_until_ablation() -> list[Config]:

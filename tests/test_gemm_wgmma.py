@@ -95,6 +95,14 @@ def test_dy_is_multiplied_out_of_registers(chosen: Config, dtype: str, shape: tu
     assert bound_fault(inputs, got, ALL_GRADIENTS, problem.accuracy) is None
 
 
+@pytest.mark.parametrize(("depth", "promote"), [(128, 64), (64, 128), (64, 256)])
+def test_fragments_of_16_bit_data_promote_after_each_stage_or_never(depth: int, promote: int) -> None:
+    half = {"split": "fragments", "arithmetic": "bf16", "depth": depth}
+    reason = why_refused(Problem(512, 256, 192, "bfloat16"), config(**half, promote=promote), LIMITS)
+    assert reason is not None and f"take promote=0 or promote={depth}" in reason
+    assert why_refused(Problem(512, 256, 192, "bfloat16"), config(**half, promote=0, stages=2), LIMITS) is None
+
+
 def test_fragments_leave_no_planes_of_dy() -> None:
     names = {buffer.name for buffer in render(TALL, OF_FLOATS).plan.workspace}
     assert not [name for name in names if name.startswith("dy")] and "xhat_planes" in names

@@ -154,3 +154,13 @@ def test_it_is_made_once_and_beside_the_calls(monkeypatch: pytest.MonkeyPatch, c
     assert len(threads) == 1
     threads.pop().join()
     assert direct.compiled is compiled and len(built) == 1 and isinstance(built[0], Path)
+
+
+def test_without_a_lock_what_is_compiled_serves(store: Store, monkeypatch: pytest.MonkeyPatch, compiled: Any,
+                                                tmp_path: Path) -> None:
+    """A store that cannot be written has no lock, but may have the library."""
+    monkeypatch.setattr(direct, "_LOCK", str(tmp_path))  # a folder
+    monkeypatch.setattr(direct, "compiled", None)
+    monkeypatch.setattr(direct, "Store", lambda: store)
+    direct._make()
+    assert direct.compiled is not None

@@ -281,8 +281,11 @@ class TuningRun:
         """Looks what each parameter of the winner is worth, where that is asked for."""
         if self._request.ablation and (winner := self.result().winner) is not None:
             self._tell("changing one parameter at a time", 0, 1)
-            self._ablation = ablate(winner, self.space, predicted, self._records, judge, self._executor,
-                                    as_regime(self._request.regime), self._schedule.stops)
+            try:
+                self._ablation = ablate(winner, self.space, predicted, self._records, judge, self._executor,
+                                        as_regime(self._request.regime), self._schedule.stops)
+            except ToolchainError as error:  # the winner is none the worse for it
+                self._said += (f"what each parameter of the winner is worth was not looked at: {error}",)
 
     def _try(self, search: Search, judge: Judge, share: float, on_record: Callable[[Record], Record]) -> None:
         """Tries candidates until such a part of the time is over; with all who share the study, if there is one."""

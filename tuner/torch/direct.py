@@ -11,7 +11,8 @@ import importlib.util
 import logging
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,21 @@ def build(store: Store, compiler: Compiler) -> Callable[..., Any]:
     return enqueue
 
 
+@contextmanager
+def _alone(store: Store) -> Iterator[None]:
+    """While this process alone of those that share the store is here. Where a lock cannot be had, it may be one of many."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            lock = held.enter_context((store.root / _LOCK).open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _make() -> None:
     global compiled
-    store = Store()
     try:
-        with (store.root / _LOCK).open("w") as lock:  # each process of a machine would do it otherwise
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        store = Store()
+        with _alone(store):  # each process of a machine would do it otherwise
             compiled = build(store, find_compiler())
     except (CompileError, ToolchainError, ImportError, OSError) as error:
         _log.info("backward passes cost the CPU more than they could, as direct.cpp cannot be compiled (%s)", error)
