@@ -22,6 +22,8 @@ def read_benchmark(path: Path) -> Results | None:
         results = read_results(path)
     except (InputError, RecursionError) as error:
         raise InputError(f"{path} is no benchmark of this program; {advice}") from error
+    if results is not None and not results.rows:
+        raise InputError(f"{path} has no row; {advice}")
     if results is not None and not all(_is_sound(row, len(results.parts)) for row in results.rows):
         raise InputError(f"{path} has a row with a figure or a text missing; {advice}")
     if results is not None and not all(

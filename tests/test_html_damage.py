@@ -142,6 +142,12 @@ def test_a_time_that_is_none_is_seen(place: str, odd: object, tmp_path: Path) ->
         index_page(tmp_path)
 
 
+def test_a_benchmark_without_rows_is_none(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text(json.dumps({**json.loads((PUBLISHED / "bench.json").read_text()), "rows": []}))
+    with pytest.raises(InputError, match=r"bench\.json has no row; move it away"):
+        index_page(tmp_path)
+
+
 def test_damaged_records_are_left_out_and_the_others_stand(lines: list[Any], tmp_path: Path) -> None:
     """One page of whole records and ten times as many damaged ones, of which many can be read."""
     other = [copy for number, record in enumerate(lines[1:]) for copy in damaged(record, 11, number)]
