@@ -40,7 +40,7 @@ def in_python(replay: Replay, stream: int, grad: Tensor, x: Tensor, weight: Tens
     written, results = [0, 0, 0, 0, 0], []
     for place, tensor in enumerate((x, weight, bias, linear_weight)):
         if needs[place] and tensor is not None:
-            gradient = torch.empty_like(tensor)  # all are contiguous, and this costs half of what torch.empty does
+            gradient = torch.empty_like(tensor)  # all are contiguous
             written[place] = gradient.data_ptr()
             results.append(gradient)
     if needs[4]:
