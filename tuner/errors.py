@@ -37,6 +37,10 @@ class DeviceLost(LaunchError):
     """A kernel took its process's GPU context with it, or no process can use the device any more: nothing can run there."""
 
 
+class RunEnded(DeviceLost):
+    """The run that asked for something has ended, or been stopped: nothing more is run for it."""
+
+
 class StorageLost(TunerError):
     """A storage that processes share cannot be opened, or not be reached any more."""
 
