@@ -1,5 +1,9 @@
 """What can go wrong while kernels are compiled, run and chosen; each message says what to do."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class TunerError(Exception):
     """Root of everything this package raises on purpose."""
@@ -43,6 +47,16 @@ class RunEnded(DeviceLost):
 
 class StorageLost(TunerError):
     """A storage that processes share cannot be opened, or not be reached any more."""
+
+
+class CannotWrite(TunerError, OSError):
+    """A file cannot be written; it has errno, strerror and filename as every OSError."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror or str(error), str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written ({self.strerror}); make room for it, or choose another place"
 
 
 class NoValidKernel(TunerError):
