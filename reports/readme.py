@@ -49,12 +49,12 @@ def write_pictures(root: Path) -> list[Path]:
         InputError: there are no results.
         OSError: the folder cannot be written.
     """
-    written = [root / RATIOS_SVG]
-    write_text(written[0], ratios(_results(root).rows))
+    written, results = [root / RATIOS_SVG], _results(root)
+    write_text(written[0], ratios(results.rows, results.parts[0].device))
     over = _read(root / ROWS / BENCH_JSON)
     if over is not None:
         written.append(root / ROWS_SVG)
-        write_text(written[1], over_rows(over.rows))
+        write_text(written[1], over_rows(over.rows, over.parts[0].device))
     return written
 
 
