@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from codegen.dtypes import CLASS_ERRORS
+from codegen.dtypes import CLASS_ERRORS, OWN_CLASS
 from codegen.variants import UNTRIED, VARIANTS
 from reports.pictures import kind_of, over_rows, ratios
 from reports.run import BEST_CU
@@ -147,8 +147,9 @@ def _tables(root: Path, folder: str, which: str) -> str:
 
 
 def _honest(root: Path, folder: str, which: str) -> str:
-    """Where PyTorch, or its two products alone, are faster, and how exact the kernels are."""
-    rows = [row for group in _of_kind(_results(root).rows).values() for row in group]
+    """Where PyTorch, or its two products alone, are faster, how exact the kernels are, and what was not measured."""
+    results = _results(root)
+    rows = [row for group in _of_kind(results.rows).values() for row in group]
     slower = [f"`{row.case.name}` in {kind_of(row)} ({row.ratio:.2f})" for row in rows if (row.ratio or 2) <= 1]
     behind = [f"`{row.case.name}` in {kind_of(row)}" for row in rows if _products_faster(row)]
     exact = [row.ours.worst_error or 0.0 for row in rows if row.case.problem.accuracy == "fp32"]
@@ -161,6 +162,9 @@ def _honest(root: Path, folder: str, which: str) -> str:
         worst = math.ceil(1e8 * max(exact)) / 1e8
         lines.append(f"* In class fp32 no gradient's error is above {worst:.1e}; it may be {CLASS_ERRORS['fp32']:g}.")
     lines.append(f"* The largest error of the five gradients is at most autograd's in {better} of {len(compared)} rows.")
+    unfinished = [row.case.title for row in results.rows if row.ours.warm is None]
+    if missing := [*map(_spoken, unfinished), *map(_spoken, results.missing)]:
+        lines.append(f"* Not measured, as the run did not come to it or found no kernel: {_listed(missing)}.")
     return "\n".join(lines)
 
 
@@ -199,6 +203,13 @@ def _products_faster(row: Row) -> bool:
     gemms = row.peers.get("gemms")
     return gemms is not None and gemms.warm is not None and row.ours.warm is not None and (
         gemms.warm.median < row.ours.warm.median)
+
+
+def _spoken(title: str) -> str:
+    """A row's title as the other sentences have it: "gpt2 float32, class fp32" is "`gpt2` in float32"."""
+    name, _, kind = title.partition(" ")
+    dtype, _, accuracy = kind.partition(", class ")
+    return f"`{name}` in {dtype if OWN_CLASS.get(dtype) == accuracy else kind}"
 
 
 def _listed(texts: Sequence[str]) -> str:
