@@ -124,7 +124,8 @@ def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, 
         assert [cell.text for cell in row[:4]] == [values["name"], values["shape"], values["dtype"], values["accuracy"]]
         assert row[4].value == values["ours"]["warm"]["median"]
         peers = [values["peers"][name]["warm"] for name in ("eager", "compile", "gemms")]
-        assert [[float(value) for value in cell.values] for cell in row[5:8]] == [[peer["median"]] if peer else [] for peer in peers]
+        shown = [[float(value) for value in cell.values] for cell in row[5:8]]
+        assert shown == [[peer["median"]] if peer else [] for peer in peers]
         assert row[8].value == pytest.approx(values["ratio"], rel=1e-12)
         assert row[11].value == max(values["ours"]["errors"].values())
     cells = {(row[0].text, at): cell for row in page.tables["matrix"] for at, cell in enumerate(row[2:])}
