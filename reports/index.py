@@ -61,7 +61,7 @@ def index_page(root: Path, say: Say = silent) -> str:
         classes=_classes(rows), shapes=list(dict.fromkeys((row.case.name, str(row.case.shape)) for row in rows)),
         by_place={(row.case.name, str(row.case.shape), _class(row)): row for row in rows},
         peers=list(dict.fromkeys(name for row in rows for name in row.peers)), runs=runs, pages=pages, chart=chart,
-        problem=problem_text)
+        problem=problem_text, missing=() if results is None else results.missing)
 
 
 def _class(row: Row) -> tuple[str, str]:

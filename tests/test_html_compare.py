@@ -148,6 +148,17 @@ def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, 
     assert page.source.count('report.md">') == 1
 
 
+def test_the_index_names_what_the_benchmark_did_not_come_to(tmp_path: Path) -> None:
+    values = json.loads((PUBLISHED / "bench.json").read_text(encoding="utf-8"))
+    for number, part in enumerate(values["parts"]):
+        part["asked"] = [f"other{number} float32, class fp32"]
+    pages = []
+    for asked in (values, {**values, "parts": [{**part, "asked": []} for part in values["parts"]]}):
+        (tmp_path / "bench.json").write_text(json.dumps(asked))
+        pages.append(Page(index_page(tmp_path)).text)
+    assert "Asked for, and not come to: other0 float32, class fp32" in pages[0] and "not come to" not in pages[1]
+
+
 def test_the_published_index_is_that_of_the_published_results(tmp_path: Path) -> None:
     """But for how Matplotlib draws. Where it is not: python -m reports index. Runs of this machine that are not published do not
     count."""

@@ -190,8 +190,14 @@ class Setting:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Setting:
-        """Reads `as_json` back."""
+        """Reads `as_json` back.
+
+        Raises:
+            KeyError, TypeError: the values have another form.
+        """
         names = {"peers": tuple(values["peers"]), "asked": tuple(values.get("asked", ()))}
+        if not all(isinstance(title, str) for title in names["asked"]):
+            raise TypeError(f"{names['asked']!r} are no titles of rows")
         return cls(**{**values, **names, "rates": Rates(**values["rates"])})
 
 
