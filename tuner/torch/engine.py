@@ -56,7 +56,7 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
     Raises:
         LaunchError: the GPU refused it, or a kernel would have to be loaded while the stream is captured.
     """
-    if not serves(x) or type(grad) not in _PLAIN or _level() is not None or _forward_ad._current_level >= 0:  # as `transformed`
+    if not serves(x) or type(grad) not in _PLAIN or transformed():
         return None
     out, hidden = linear_weight.shape
     dtype, index, needs = x.dtype, x.get_device(), tuple(needs)
