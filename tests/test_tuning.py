@@ -15,7 +15,7 @@ from codegen.limits import target
 from codegen.problem import Problem, Shape
 from codegen.render import Source
 from tests.fake_gpu import FakeGpu, FakeProgram, lost_at, rugged
-from tuner import guess, tuning
+from tuner import guess
 from tuner.candidates import Space, survey
 from tuner.costmodel import predict
 from tuner.errors import DeviceLost, LaunchError, ToolchainError

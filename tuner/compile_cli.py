@@ -72,10 +72,10 @@ def _compile(options: argparse.Namespace, command: str) -> int:
     with Builders(space.problem, limits.arch, store, options.jobs) as builders:
         for found in built(builders, chosen, _GLANCE_S):
             at = time.monotonic()
-            if options.timeout is not None and at >= began + options.timeout:
-                break
             if found is not None:
                 counts[_fate(*found, limits)] += 1
+            if options.timeout is not None and at >= began + options.timeout:
+                break
             if at >= said + SAY_EVERY_S:
                 said = at
                 print(f"{counts.total()} of {len(chosen)}, {at - began:.0f} s", flush=True)
