@@ -11,19 +11,21 @@ import pytest
 
 from codegen.config import Config
 from codegen.space import make_config
-from tests.fake_gpu import FakeGpu, failing_launch, lost_at, rugged
+from tests.fake_gpu import FakeBuilds, FakeGpu, failing_launch, lost_at, rugged
 from tuner.arguments import FAILED, OK, USAGE
 from tuner.errors import ToolchainError
 from tuner.executors import Resources
 from tuner.records import Status
 from tuner.replay import record_cli, recorder
 from tuner.replay.recorded import Result, load
+from tuner.store import Store
 
 ARGUMENTS = ("--shape", "4,4,8,16", "--variants", "row_thread,row_warp")
 
 
 def record(path: Path, monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *more: str) -> int:
-    monkeypatch.setattr(record_cli, "open_executor", lambda name: gpu)
+    monkeypatch.setattr(record_cli, "open_executor", lambda name, store: gpu)
+    monkeypatch.setattr(record_cli, "Builders", lambda problem, arch, store, count: FakeBuilds(gpu, problem))
     return record_cli.main([*ARGUMENTS, "--out", str(path), *more])
 
 
@@ -146,7 +148,7 @@ def test_a_file_that_is_no_recorded_space_is_refused(tmp_path: Path, monkeypatch
 
 def test_without_a_gpu_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                              capsys: pytest.CaptureFixture[str]) -> None:
-    def absent(name: str) -> FakeGpu:
+    def absent(name: str, store: Store) -> FakeGpu:
         raise ToolchainError(f"there is no {name}")
 
     monkeypatch.setattr(record_cli, "open_executor", absent)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,19 @@ def exit_status(program: str, work: Callable[[], int], debug: bool = False, inte
             said = f"this machine has not enough memory for the shape ({said or 'no figure is known'}); use a smaller one"
         print(f"{program}: {said}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """In the block, a process that is told to end (SIGTERM, as by `timeout`) ends as at Ctrl-C: what was finished is written."""
+    def end(signal_number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def as_shape(shape: Shape | str | Sequence[int]) -> Shape:

@@ -31,8 +31,8 @@ from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Repor
 from tuner.executors import Executor, Resources
 from tuner.gate.checks import SKIPPED, Check, out_of_time
 from tuner.gate.gate import contenders, open_gate
-from tuner.guess import rank
-from tuner.outcome import Event, TuneResult, rejections, spills
+from tuner.guess import longest, rank
+from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
 from tuner.pipeline import told, try_in_turn
 from tuner.pipeline import workers as cores
 from tuner.provenance import now, sources_digest, version
@@ -72,10 +72,6 @@ factor of the best."""
 
 LATE = 10.0
 """Seconds after time is up for which a run without a GPU waits for what is being judged; then it goes on without."""
-
-LONG_CALL_US, FAR_OFF = 2000.0, 30.0
-"""What is predicted to take longer than both the one and so many times the best is not tried: a few such calls take seconds, and
-the predictions are not so far out. A GPU cannot be told to give up a kernel."""
 
 
 class TuningRun:
@@ -175,7 +171,7 @@ class TuningRun:
 
     def _short_enough(self, predicted: Mapping[Config, float]) -> list[Config]:
         """All candidates, the predicted ones first, but for those of which a call would take too long."""
-        limit = max(LONG_CALL_US, FAR_OFF * min(predicted.values(), default=0.0))
+        limit = longest(predicted)
         others = [config for config in self.space.valid if config not in predicted]
         return [config for config, time_us in predicted.items() if time_us <= limit] + others
 
