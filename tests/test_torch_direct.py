@@ -79,7 +79,7 @@ def gradients(arguments: list[Tensor | None], grad: Tensor) -> list[Tensor | Non
 
 def both(monkeypatch: pytest.MonkeyPatch, extension: Any, driver: FakeDriver, grad: Tensor, call: Any = layer_norm_linear,
          **options: Any) -> None:
-    """The same results and gradients, bit for bit, and the same work on the same stream, both ways; the second time by C++ alone."""
+    """The same results and gradients, bit for bit, and the same work on the same stream, both ways. The second call is C++ alone."""
     found, work = [], []
     for module in (None, extension):
         monkeypatch.setattr(direct, "extension", module)
@@ -382,17 +382,19 @@ def test_memory_that_is_not_there_is_pytorchs_error(extension: Any) -> None:
         extension.backward(*given)
 
 
-@pytest.mark.parametrize("arguments", [(), (0,) * 9, (*[torch.ones(1, 1)] * 7, 1e-5, ()), (*[torch.ones(1, 1)] * 7, "a", (True,) * 5),
-                                       (*["tensor"] * 7, 1e-5, (True,) * 5), (None, *[torch.ones(1, 1)] * 6, 1e-5, (True,) * 5)])
+ONE = torch.ones(1, 1)
+
+
+@pytest.mark.parametrize("arguments", [(), (0,) * 9, (*[ONE] * 7, 1e-5, ()), (*[ONE] * 7, "a", (True,) * 5),
+                                       (*["tensor"] * 7, 1e-5, (True,) * 5), (None, *[ONE] * 6, 1e-5, (True,) * 5)])
 def test_other_arguments_are_refused(extension: Any, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError):
         extension.backward(*arguments)
 
 
 def test_no_replay_is_refused(extension: Any) -> None:
-    ones = torch.ones(1, 1)
     with pytest.raises(AttributeError, match="handle"):
-        extension.learn(*[ones] * 7, 1e-5, (True,) * 5, None)
+        extension.learn(*[ONE] * 7, 1e-5, (True,) * 5, None)
 
 
 def test_where_it_cannot_be_compiled_python_serves(torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch,

@@ -26,8 +26,8 @@ from tuner.store import BuildKey, Store
 extension: Any = None
 """The module that was compiled; None where it is not there, or not yet. Its functions take their arguments by place:
 
-layer_norm_linear(x, weight, bias, linear_weight, linear_bias, eps): as tuner.torch.layer_norm_linear; None where it does not serve
-    these tensors, or not now.
+layer_norm_linear(x, weight, bias, linear_weight, linear_bias, eps): as tuner.torch.layer_norm_linear; None where it does not
+    serve these tensors, or not now.
 backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, needs): as tuner.torch.engine.backward, but None also where the
     kernel is not known, and `needs` is a tuple.
 learn(grad, ..., needs, replay): what to replay for calls of this kind. With the first, lnl::layer_norm_linear_backward is
