@@ -295,7 +295,7 @@ def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], No
     theirs = cpu_us(lambda: torch.autograd.grad(z, leaves, grad, retain_graph=True), rounds)
     least = cpu_us(call, rounds)
     record_property("call_us", least)
-    print(f"at {rows},{hidden},{out} a backward call costs the CPU {least:.1f} us; the whole of autograd.grad {whole:.1f} us, and "
+    print(f"at {rows},{hidden},{out} a backward call costs the CPU {least:.1f} us; all of autograd.grad {whole:.1f} us, and "
           f"with PyTorch's own functions {theirs:.1f} us")
     assert least < CALL_US
     assert whole < theirs

@@ -79,7 +79,7 @@ def gradients(arguments: list[Tensor | None], grad: Tensor) -> list[Tensor | Non
 
 def both(monkeypatch: pytest.MonkeyPatch, extension: Any, driver: FakeDriver, grad: Tensor, call: Any = layer_norm_linear,
          **options: Any) -> None:
-    """The same results and gradients, bit for bit, and the same work on the same stream, both ways. The second call is C++ alone."""
+    """The same results and gradients, bit for bit, and the same work on the same stream, both ways. The second call is C++."""
     found, work = [], []
     for module in (None, extension):
         monkeypatch.setattr(direct, "extension", module)
