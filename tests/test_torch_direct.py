@@ -133,18 +133,29 @@ def test_autocast(monkeypatch: pytest.MonkeyPatch, extension: Any, torch_driver:
     both(monkeypatch, extension, torch_driver, torch.randn(4, 9, 16).to(cast), call, dtype=data, param_dtype=torch.float32)
 
 
-def test_the_operation(extension: Any, torch_driver: FakeDriver) -> None:
-    """As graphs of torch.compile call it."""
-    given = [tensor.detach() for tensor in leaves() if tensor is not None]
-    _, mean, rstd = ops.forward(*given, 1e-5, None)
-    call = torch.ops.lnl.layer_norm_linear_backward.default
-    arguments = (torch.randn(4, 9, 16), *given[:4], mean, rstd, 1e-5, None, [True, False, True, True, True])
+@pytest.mark.parametrize(("dtype", "param_dtype", "cast"), [
+    (torch.float32, torch.float32, None), (torch.bfloat16, torch.bfloat16, None), (torch.float64, torch.float64, None),
+    (torch.float32, torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("absent", ["", "weight,bias,linear_bias"])
+def test_the_operations(extension: Any, torch_driver: FakeDriver, dtype: torch.dtype, param_dtype: torch.dtype,
+                        cast: torch.dtype | None, absent: str) -> None:
+    """As graphs of torch.compile call them: the dispatcher goes to C++ once there is a kernel that is known."""
+    gradients(leaves((2,), 3, 2), torch.randn(2, 2))
+    given = [None if tensor is None else tensor.detach()
+             for tensor in leaves(dtype=dtype, param_dtype=param_dtype, absent=absent)]
+    with entered() as names:
+        made = torch.ops.lnl.layer_norm_linear.default(*given, 1e-5, cast)
+    right = ops.forward(*given, 1e-5, cast)  # type: ignore[arg-type]
+    assert names == set() and all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(made, right, strict=True))
+
+    call, needs = torch.ops.lnl.layer_norm_linear_backward.default, [True, False, True, True, True]
+    arguments = (torch.randn(4, 9, 16).to(made[0].dtype), *given[:4], *made[1:], 1e-5, cast, needs)
     first = call(*arguments)
     torch_driver.log.clear()
     with entered() as names:
         again = call(*arguments)
-    assert names == set() and torch_driver.log
-    assert len(again) == len(first) == 4 and all(map(torch.equal, first, again))
+    assert len(again) == len(first) == (3 if absent else 4) and all(map(torch.equal, first, again))
+    assert bool(torch_driver.log) is (names == set()) is (dtype != torch.float64)
 
 
 def changed_precision() -> None:

@@ -109,11 +109,29 @@ Gradients backward(Given& given, const char* otherwise) {
   return found.has_value() ? *std::move(found) : in_python(otherwise, given);
 }
 
+using Optional = std::optional<at::Tensor>;
+
+// lnl::layer_norm_linear on a GPU: y, and of each row of x its mean and 1/deviation.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_operation(
+    const at::Tensor& x, const Optional& weight, const Optional& bias, const at::Tensor& linear_weight,
+    const Optional& linear_bias, double eps, std::optional<at::ScalarType> cast) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto to = [&](const Optional& tensor, at::ScalarType type) {
+    return cast.has_value() && tensor.has_value() ? Optional(tensor->to(type)) : tensor;
+  };
+  const at::Tensor wide = *to(x, at::kFloat);
+  const auto [normal, mean, rstd] =
+      at::native_layer_norm(wide, {wide.size(-1)}, to(weight, at::kFloat), to(bias, at::kFloat), eps);
+  const at::ScalarType type = cast.value_or(x.scalar_type());
+  const at::ScalarType kept = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor y = at::linear(*to(normal, type), *to(linear_weight, type), to(linear_bias, type));
+  return {std::move(y), mean.to(kept), rstd.to(kept)};
+}
+
 // lnl::layer_norm_linear_backward on a GPU.
-std::vector<at::Tensor> operation(
-    const at::Tensor& grad, const at::Tensor& x, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
-    const at::Tensor& linear_weight, const at::Tensor& mean, const at::Tensor& rstd, double eps,
-    std::optional<at::ScalarType> cast, const c10::List<bool>& needs) {
+std::vector<at::Tensor> backward_operation(
+    const at::Tensor& grad, const at::Tensor& x, const Optional& weight, const Optional& bias, const at::Tensor& linear_weight,
+    const at::Tensor& mean, const at::Tensor& rstd, double eps, std::optional<at::ScalarType> cast, const c10::List<bool>& needs) {
   Given given{{grad, x, or_undefined(weight), or_undefined(bias), linear_weight}, mean, rstd, eps, cast, {}};
   TORCH_CHECK(needs.size() == WRITTEN, "needs must be ", WRITTEN, " of them");
   for (int i = 0; i < WRITTEN; ++i) given.needs[i] = needs[i];
@@ -125,8 +143,6 @@ std::vector<at::Tensor> operation(
 
 // What tuner.torch.function._Eager is in Python.
 struct LayerNormLinear : torch::autograd::Function<LayerNormLinear> {
-  using Optional = std::optional<at::Tensor>;
-
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const Optional& weight,
                             const Optional& bias, const at::Tensor& linear_weight, const Optional& linear_bias, double eps,
                             std::optional<at::ScalarType> cast) {
@@ -134,16 +150,8 @@ struct LayerNormLinear : torch::autograd::Function<LayerNormLinear> {
     for (const at::Tensor& tensor : {x, or_undefined(weight), or_undefined(bias), linear_weight, or_undefined(linear_bias)})
       needs = needs << 1 | (tensor.defined() && tensor.requires_grad());
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto to = [&](const Optional& tensor, at::ScalarType type) {
-      return cast.has_value() && tensor.has_value() ? Optional(tensor->to(type)) : tensor;
-    };
-    const at::Tensor wide = *to(x, at::kFloat);
-    auto [normal, mean, rstd] = at::native_layer_norm(wide, {wide.size(-1)}, to(weight, at::kFloat), to(bias, at::kFloat), eps);
-    const at::ScalarType product = cast.value_or(x.scalar_type());
-    at::Tensor y = at::linear(*to(normal, product), *to(linear_weight, product), to(linear_bias, product));
-    context->save_for_backward({x, or_undefined(weight), or_undefined(bias), linear_weight, mean.to(at::kFloat),
-                                rstd.to(at::kFloat)});
+    auto [y, mean, rstd] = forward_operation(x, weight, bias, linear_weight, linear_bias, eps, cast);
+    context->save_for_backward({x, or_undefined(weight), or_undefined(bias), linear_weight, mean, rstd});
     context->saved_data["eps"] = eps;
     context->saved_data["cast"] = cast.has_value() ? c10::IValue(static_cast<int64_t>(*cast)) : c10::IValue();
     context->saved_data["needs"] = needs;
@@ -217,7 +225,8 @@ void register_operation() {
   static torch::Library* const library = [] {
     const auto key = SERVED == c10::DeviceType::CPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
     auto* made = new torch::Library(torch::Library::IMPL, "lnl", key, __FILE__, __LINE__);
-    made->impl("layer_norm_linear_backward", TORCH_FN(operation));
+    made->impl("layer_norm_linear", TORCH_FN(forward_operation));
+    made->impl("layer_norm_linear_backward", TORCH_FN(backward_operation));
     return made;  // never destroyed, as PyTorch's are not
   }();
   (void)library;

@@ -30,8 +30,8 @@ layer_norm_linear(x, weight, bias, linear_weight, linear_bias, eps): as tuner.to
     serve these tensors, or not now.
 backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, needs): as tuner.torch.engine.backward, but None also where the
     kernel is not known, and `needs` is a tuple.
-learn(grad, ..., needs, replay): what to replay for calls of this kind. With the first, lnl::layer_norm_linear_backward is
-    registered for GPUs, which Python then only serves where that does not.
+learn(grad, ..., needs, replay): what to replay for calls of this kind. With the first, both operations are registered for GPUs;
+    the backward one comes to tuner.torch.ops for kernels that are not known.
 forget(): knows no kernel any more."""
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("direct.cpp", "enqueue.h", "known.h"))
