@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from codegen.space import make_config, nearest_runnable
 from tests.fake_driver import FakeDriver
+from tests.test_workers import running, wait_until
 from tests.torch_on_host import LIMITS, STREAM, close, exact, leaves
 from tuner.errors import LaunchError, ToolchainError
 from tuner.executors.host_toolchain import find_compiler
@@ -29,6 +32,7 @@ from tuner.torch import engine as engine_module
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 
+ROOT = Path(__file__).resolve().parent.parent
 TORCH = str(Path(direct.__file__).parent)
 
 
@@ -444,3 +448,19 @@ def test_without_a_lock_what_is_compiled_serves(store: Store, monkeypatch: pytes
     monkeypatch.setattr(direct, "Store", lambda: store)
     direct._make()
     assert direct.extension is not None
+
+
+def test_a_program_that_ends_leaves_no_compiler_behind(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && echo c++ 1.0 && exit\n"
+                        "echo $$ >> ../../../pids\nsh -c 'echo $$ >> ../../../pids; sleep 300; :'\n")
+    compiler.chmod(0o755)
+    code = ("from tuner.torch import direct\nfrom pathlib import Path\nimport time\ndirect.start()\n"
+            f"while len(Path({str(tmp_path / 'pids')!r}).read_text().split()) < 2: time.sleep(0.05)")
+    (tmp_path / "pids").write_text("")
+    environment = {**os.environ, "CXX": str(compiler), "LNL_STORE": str(tmp_path / "store")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == ""
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(running(pid) for pid in pids), 10.0)
+    assert list((tmp_path / "store").glob("*/*")) == []

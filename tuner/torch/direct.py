@@ -6,6 +6,7 @@ and where it cannot be done, Python does the same (tuner/torch/function.py, ops.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import importlib.util
 import logging
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tuner.compilers import end_compilers
 from tuner.errors import CompileError, ToolchainError
 from tuner.executors.host_toolchain import Compiler, find_compiler
 from tuner.store import BuildKey, Store
@@ -38,6 +40,9 @@ _SOURCES = tuple(Path(__file__).with_name(name) for name in ("direct.cpp", "enqu
 _LIBRARY = "lnl_direct.so"
 _LOCK = ".direct"
 _FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared")
+_LEAVING_S = 5.0
+"""Far more than it takes to clear up behind a compiler that was ended."""
+
 _log = logging.getLogger(__name__)
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
@@ -54,6 +59,7 @@ def start() -> threading.Thread:
         if _thread is None:
             _thread = threading.Thread(target=_make, name="lnl-direct", daemon=True)
             _thread.start()
+            atexit.register(_leave, _thread)
         return _thread
 
 
@@ -99,6 +105,12 @@ def _alone(store: Store) -> Iterator[None]:
             lock = held.enter_context((store.root / _LOCK).open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _leave(thread: threading.Thread) -> None:
+    """Nobody waits for the extension any more when the program ends: no compiler outlives it, and no half of its work."""
+    end_compilers()
+    thread.join(_LEAVING_S)
 
 
 def _make() -> None:
