@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ class FakeDriver:
 
     Attributes:
         functions: by name.
-        current: the stack of contexts of this thread; its last entry is current.
+        current: the stack of contexts of the calling thread; its last entry is current.
         log: what was enqueued, in order: kernel names, and "fill N" with bytes.
         streams: on which streams.
         fail: a function that fails from now on.
@@ -53,7 +54,7 @@ class FakeDriver:
         self._loaded: list[Kernels] = []
         self._functions: list[tuple[Kernels, str]] = []
         self._next: tuple[Source, Kernels] | None = None
-        self.current: list[int] = []
+        self._threads = threading.local()
         self.log: list[str] = []
         self.streams: list[int] = []
         self.fail = ""
@@ -66,6 +67,13 @@ class FakeDriver:
         self.name, self.ordinal = "NVIDIA H200", 0
         self.functions = {name: ctypes.CFUNCTYPE(_INT, *types)(self._guarded(name, function))
                       for name, (types, function) in self._table().items()}
+
+    @property
+    def current(self) -> list[int]:
+        if not hasattr(self._threads, "current"):
+            self._threads.current = []
+        stack: list[int] = self._threads.current
+        return stack
 
     def __getitem__(self, name: str) -> Any:
         return self.functions[name]
@@ -99,7 +107,7 @@ class FakeDriver:
                                      lambda to, which, device: _store(_INT, to, _BY_NUMBER[which])),
             "cuDevicePrimaryCtxRetain": ([_POINTER, _INT], lambda to, device: _store(_POINTER, to, CONTEXT)),
             "cuCtxGetCurrent": ([_POINTER], lambda to: _store(_POINTER, to, self.current[-1] if self.current else 0)),
-            "cuCtxPushCurrent_v2": ([_POINTER], self.current.append),
+            "cuCtxPushCurrent_v2": ([_POINTER], lambda context: self.current.append(context)),
             "cuCtxPopCurrent_v2": ([_POINTER], lambda to: _store(_POINTER, to, self.current.pop())),
             "cuPointerGetAttribute": ([_POINTER, _INT, ctypes.c_uint64],
                                       lambda to, which, address: _store(_INT, to, self.ordinal)),
