@@ -32,7 +32,7 @@ from tuner.executors import Executor, Resources
 from tuner.gate.checks import SKIPPED, Check, out_of_time
 from tuner.gate.gate import contenders, open_gate
 from tuner.guess import longest, rank
-from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
+from tuner.outcome import Event, TuneResult, rejections, spills
 from tuner.pipeline import told, try_in_turn
 from tuner.pipeline import workers as cores
 from tuner.provenance import now, sources_digest, version
