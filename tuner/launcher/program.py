@@ -39,7 +39,7 @@ def adds(plan: Plan) -> frozenset[str]:
 
 _FUNCTIONS = ("cuLaunchKernel", "cuMemsetD8Async", "cuMemsetD32Async", "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
               "cuCtxPopCurrent_v2")
-_GRAPH_FUNCTIONS = ("cuStreamIsCapturing", "cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
+_GRAPH_FUNCTIONS = ("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
                     "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch")
 """Of CUDA 12; where the driver is older, there are no graphs."""
 
