@@ -1,8 +1,8 @@
 """The operations as PyTorch's dispatcher knows them: `lnl::layer_norm_linear` and its backward pass.
 
-torch.compile keeps both in its graphs, and autograd is registered for the first. Forward is by PyTorch's own kernels, which give
-the mean and 1/deviation of each row; backward is by the tuned kernel on a GPU (tuner/torch/engine.py), by PyTorch's own elsewhere
-and where no kernel computes what is asked for.
+torch.compile keeps the second in its graphs, and autograd is registered for the first. Forward is by PyTorch's own kernels, which
+give the mean and 1/deviation of each row; backward is by the tuned kernel on a GPU (tuner/torch/engine.py), by PyTorch's own
+elsewhere and where no kernel computes what is asked for. Both are in C++ as well (direct.cpp), which takes their place on a GPU.
 """
 
 from __future__ import annotations
