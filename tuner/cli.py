@@ -25,6 +25,7 @@ from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
 from tuner.errors import InputError
 from tuner.executors import Executor
+from tuner.heap import keep_compact
 from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
 from tuner.progress import ProgressBar, best_table, error_table
@@ -129,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tune(options: argparse.Namespace, command: str) -> int:
+    keep_compact()
     request = Request(
         Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, options.trials,
         options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command,
