@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from codegen.space import make_config, nearest_runnable
 from tests.fake_driver import FakeDriver
+from tests.test_torch_tensors import Wrapper
 from tests.test_workers import running, wait_until
 from tests.torch_on_host import LIMITS, STREAM, close, exact, leaves
 from tuner.errors import LaunchError, ToolchainError
@@ -190,12 +191,15 @@ def test_what_a_kernel_is_chosen_by_is_asked_in_each_call(extension: Any, torch_
 
 @pytest.mark.parametrize("options", [
     {"rows": (4, 8)}, {"hidden": 20}, {"out": 12}, {"dtype": torch.bfloat16}, {"absent": "weight"}, {"absent": "bias"},
-    {"dtype": torch.bfloat16, "param_dtype": torch.float32}, {"eps": 1e-3}], ids=str)
+    {"dtype": torch.bfloat16, "param_dtype": torch.float32}, {"eps": 1e-3}, {"frozen": 1}], ids=str)
 def test_other_calls_are_other_kernels(extension: Any, torch_driver: FakeDriver, options: dict[str, Any]) -> None:
-    eps = options.pop("eps", 1e-5)
+    options = dict(options)
+    eps, frozen = options.pop("eps", 1e-5), options.pop("frozen", None)
     for _ in range(2):
         layer_norm_linear(*leaves()).sum().backward()
     arguments = leaves(**options)
+    if frozen is not None and (tensor := arguments[frozen]) is not None:
+        tensor.requires_grad_(False)
     if arguments[0] is not None and arguments[3] is not None and arguments[0].dtype != arguments[3].dtype:
         with torch.autocast("cpu", torch.bfloat16):
             y = layer_norm_linear(*arguments, eps=eps)
@@ -328,6 +332,20 @@ def test_transforms_are_left_to_pytorch_where_the_kernel_is_known(way: bool, tor
         dual = torch.autograd.forward_ad.make_dual(given[0], x.grad)
         slope = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
     assert slope is not None and torch.allclose(slope, x.grad.square().sum(), rtol=1e-4)
+    assert torch_driver.log == []
+
+
+def test_a_subclass_as_gradient_is_left_to_pytorch(way: bool, torch_driver: FakeDriver) -> None:
+    arguments, grad = leaves(), torch.randn(4, 9, 16)
+    gradients(leaves(), grad)
+    torch_driver.log.clear()
+    found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, Wrapper(grad))
+    assert all(close(got, value, LIMITS[torch.float32]) for got, value in zip(found, exact(arguments, grad), strict=True))
+    assert torch_driver.log == []
+
+
+def test_types_no_kernel_knows_are_pytorchs_own(way: bool, torch_driver: FakeDriver) -> None:
+    assert torch.autograd.gradgradcheck(layer_norm_linear, leaves((2,), 3, 2, torch.float64))
     assert torch_driver.log == []
 
 
