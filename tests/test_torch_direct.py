@@ -119,6 +119,16 @@ def test_strides(monkeypatch: pytest.MonkeyPatch, extension: Any, torch_driver: 
     both(monkeypatch, extension, torch_driver, grad)
 
 
+def test_l2_strided_inputs(monkeypatch: pytest.MonkeyPatch, extension: Any, torch_driver: FakeDriver) -> None:
+    def call(x: Tensor, weight: Tensor, bias: Tensor, linear_weight: Tensor, linear_bias: Tensor) -> Tensor:
+        x, linear_weight = (tensor.mT.contiguous().mT for tensor in (x, linear_weight))
+        weight, bias = (torch.stack([tensor, tensor], 1)[:, 0] for tensor in (weight, bias))
+        assert not any(tensor.is_contiguous() for tensor in (x, weight, bias, linear_weight))
+        return layer_norm_linear(x, weight, bias, linear_weight, linear_bias)
+
+    both(monkeypatch, extension, torch_driver, torch.randn(4, 9, 16), call)
+
+
 def test_a_workspace(monkeypatch: pytest.MonkeyPatch, extension: Any, torch_driver: FakeDriver) -> None:
     monkeypatch.setattr(engines, "choose",
                         lambda problem, place: nearest_runnable(problem, make_config("gemm_mma"), place.limits))
@@ -161,6 +171,23 @@ def test_the_operations(extension: Any, torch_driver: FakeDriver, dtype: torch.d
         again = call(*arguments)
     assert len(again) == len(first) == (3 if absent else 4) and all(map(torch.equal, first, again))
     assert bool(torch_driver.log) is (names == set()) is (dtype != torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(extension: Any, torch_driver: FakeDriver, dtype: torch.dtype) -> None:
+    gradients(leaves((2,), 3, 2), torch.randn(2, 2))  # from here on the dispatcher goes to C++
+    given = leaves(dtype=dtype)
+    torch.library.opcheck(torch.ops.lnl.layer_norm_linear.default, (*given, 1e-5, None))
+    _, mean, rstd = ops.forward(*given, 1e-5, None)  # type: ignore[arg-type]
+    plain = [None if tensor is None else tensor.detach() for tensor in (*given[:4], mean, rstd)]
+    torch.library.opcheck(torch.ops.lnl.layer_norm_linear_backward.default,
+                          (torch.randn(4, 9, 16).to(dtype), *plain, 1e-5, None, [True, False, True, True, False]))
+
+
+def test_gradcheck(extension: Any, torch_driver: FakeDriver) -> None:
+    gradients(leaves((2,), 3, 2), torch.randn(2, 2))
+    call = torch.ops.lnl.layer_norm_linear.default
+    assert torch.autograd.gradcheck(lambda *given: call(*given, 1e-5, None)[0], leaves((2, 3), 5, 4, torch.float64))
 
 
 def changed_precision() -> None:
