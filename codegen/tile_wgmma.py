@@ -23,14 +23,17 @@ _SLICE = 64
 _MOST_COLUMNS = 128
 """The largest H and O: what w and a tile's planes leave room for, and G registers."""
 
-_LOOKERS = 256
-"""Threads of a block that do not multiply: half of them have x, half dy."""
+_BRINGING = 128
+"""Threads of a block that do not multiply."""
+
+_ONES = 2048
+"""Bytes of ones that 16-bit dy is multiplied by to be summed."""
 
 _ALIGNMENT = 1024
 """Bytes a swizzle repeats after."""
 
-_REGISTERS = {1: (88, 240), 2: (48, 208)}
-_REGISTERS_OF_SHORT = {1: (88, 240), 2: (72, 184)}
+_REGISTERS = {1: (120, 240), 2: (56, 224)}
+_REGISTERS_OF_SHORT = {1: (120, 240), 2: (56, 224), 3: (56, 152)}
 """By how many warpgroups multiply: registers of a thread that looks, and of one that multiplies. Multiples of 8 that, with
 those of all warpgroups, the SM has for a block of so many. Values of 16 bits are looked at eight at a time, and need no
 second sums."""
@@ -75,10 +78,10 @@ class _Sizes:
         """Of a block: room to align, stages, w, statistics and scales, sums over rows and columns, gamma, barriers."""
         stage = _ROWS * (self.h_padded + self.o_padded) * self.item
         w = 2 * self.planes * self.h_padded * self.o_padded
-        row_sums = 8 * self.teams * 2 * self.slices * _ROWS
-        groups = 4 * 128 * 16 // self.item
-        scales = 4 * self.stages * self.o_padded if self.scaled else 0
-        return (_ALIGNMENT + self.stages * (stage + 16 * _ROWS + 16) + 8 + w + row_sums + 4 * self.h_padded + groups + scales)
+        sums_of_rows = 24 * self.groups * _ROWS
+        sums_of_dy = _ONES + 4 * self.teams * self.o_padded if self.item == 2 else 4 * 128 * 16 // self.item
+        scales = 4 * self.stages * (_ROWS + self.o_padded) if self.scaled else 0
+        return (_ALIGNMENT + self.stages * (stage + 16) + 8 + w + sums_of_rows + 4 * self.h_padded + sums_of_dy + scales)
 
     @property
     def exchanged_bytes(self) -> int:
@@ -105,7 +108,7 @@ def _blocks(problem: Problem, params: Params) -> Expr:
 
 def _plan(problem: Problem, params: Params) -> Plan:
     sizes, blocks = _Sizes.of(problem, params), _blocks(problem, params)
-    launch = Launch("tile_wgmma", blocks, sizes.threads + _LOOKERS, sizes.shared_bytes)
+    launch = Launch("tile_wgmma", blocks, sizes.threads + _BRINGING, sizes.shared_bytes)
     return reduction.with_reduction(problem, tile_mma.split_params(_of_tile_mma(params)), launch, (), blocks)
 
 
@@ -166,7 +169,7 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 VARIANT = Variant(
     name="tile_wgmma",
     summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles and looks at them first.",
-    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2), "stages": (2, 3, 4, 5, 6),
+    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 5, 6),
              "prefetch": (1, 0, 2), "reduction": ("atomic", "two_pass", "single_block")},
     defaults={"arithmetic": "fp16x3", "teams": 1, "stages": 2, "prefetch": 1, "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
