@@ -78,7 +78,7 @@ class _Sizes:
         """Of a block: room to align, stages, w, statistics and scales, sums over rows and columns, gamma, barriers."""
         stage = _ROWS * (self.h_padded + self.o_padded) * self.item
         w = 2 * self.planes * self.h_padded * self.o_padded
-        sums_of_rows = 24 * self.groups * _ROWS
+        sums_of_rows = (16 * self.teams + 8 * self.groups) * _ROWS
         sums_of_dy = _ONES + 4 * self.teams * self.o_padded if self.item == 2 else 4 * 128 * 16 // self.item
         scales = 4 * self.stages * (_ROWS + self.o_padded) if self.scaled else 0
         return (_ALIGNMENT + self.stages * (stage + 16) + 8 + w + sums_of_rows + 4 * self.h_padded + sums_of_dy + scales)
@@ -168,7 +168,7 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 
 VARIANT = Variant(
     name="tile_wgmma",
-    summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles and looks at them first.",
+    summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles.",
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 5, 6),
              "prefetch": (1, 0, 2), "reduction": ("atomic", "two_pass", "single_block")},
     defaults={"arithmetic": "fp16x3", "teams": 1, "stages": 2, "prefetch": 1, "reduction": "two_pass"},
