@@ -33,7 +33,7 @@ _ALIGNMENT = 1024
 """Bytes a swizzle repeats after."""
 
 _REGISTERS = {1: (120, 240), 2: (56, 224)}
-_REGISTERS_OF_SHORT = {1: (120, 240), 2: (88, 208), 3: (56, 152)}
+_REGISTERS_OF_SHORT = {1: (120, 240), 2: (56, 224), 3: (56, 152)}
 """By how many warpgroups multiply: registers of a thread that looks, and of one that multiplies. Multiples of 8 that, with
 those of all warpgroups, the SM has for a block of so many. Values of 16 bits are looked at eight at a time, and need no
 second sums."""
@@ -78,7 +78,7 @@ class _Sizes:
         """Of a block: room to align, stages, w, statistics and scales, sums over rows and columns, gamma, barriers."""
         stage = _ROWS * (self.h_padded + self.o_padded) * self.item
         w = 2 * self.planes * self.h_padded * self.o_padded
-        sums_of_rows = (16 * self.groups + (16 * self.stages if self.slices > 1 else 0)) * _ROWS
+        sums_of_rows = 16 * (self.teams + self.groups) * _ROWS
         sums_of_dy = _ONES + 4 * self.teams * self.o_padded if self.item == 2 else 4 * 128 * 16 // self.item
         scales = 4 * self.stages * (_ROWS + self.o_padded) if self.scaled else 0
         return (_ALIGNMENT + self.stages * (stage + 16) + 8 + w + sums_of_rows + 4 * self.h_padded + sums_of_dy + scales)
