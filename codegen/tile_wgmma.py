@@ -32,11 +32,9 @@ _ONES = 2048
 _ALIGNMENT = 1024
 """Bytes a swizzle repeats after."""
 
-_REGISTERS = {1: (120, 240), 2: (56, 224)}
-_REGISTERS_OF_SHORT = {1: (120, 240), 2: (56, 224), 3: (56, 152)}
-"""By how many warpgroups multiply: registers of a thread that looks, and of one that multiplies. Multiples of 8 that, with
-those of all warpgroups, the SM has for a block of so many. Values of 16 bits are looked at eight at a time, and need no
-second sums."""
+_REGISTERS = {1: (120, 240), 2: (56, 224), 3: (56, 152)}
+"""By how many warpgroups multiply: registers of a thread that brings tiles, and of one that multiplies. Multiples of 8 that, with
+those of all warpgroups, the SM has for a block of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,8 @@ class _Sizes:
 
     @property
     def shares(self) -> tuple[int, int] | None:
-        """Registers of a thread that looks, and of one that multiplies; None: so many warpgroups get too few."""
-        return (_REGISTERS if self.item == 4 else _REGISTERS_OF_SHORT).get(self.groups)
+        """Registers of a thread that brings tiles, and of one that multiplies; None: so many warpgroups get too few."""
+        return _REGISTERS.get(self.groups)
 
     @property
     def threads(self) -> int:
@@ -75,7 +73,7 @@ class _Sizes:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block: room to align, stages, w, statistics and scales, sums over rows and columns, gamma, barriers."""
+        """Of a block: room to align, stages, w, ones, statistics and scales, sums over rows and columns, gamma, barriers."""
         stage = _ROWS * (self.h_padded + self.o_padded) * self.item
         w = 2 * self.planes * self.h_padded * self.o_padded
         sums_of_rows = 16 * (self.teams + self.groups) * _ROWS
@@ -90,11 +88,11 @@ class _Sizes:
 
     @property
     def registers(self) -> int:
-        """Estimate for a thread that multiplies: G, and a second set of sums, or dn, its small parts and xhat, and 40. From
-        compiled kernels."""
+        """Estimate for a thread that multiplies: G, and a second set of sums, or dn, its small parts and xhat, and what addresses
+        and fragments take. From compiled kernels."""
         g = self.o_padded // 2
         dn = 32 * (3 if self.planes > 1 and self.o_padded > 64 else 2)
-        return g + max(g if self.scaled else 0, dn) + 40
+        return g + max(g if self.scaled else 0, dn) + (40 if self.item == 2 else 64)
 
 
 def _of_tile_mma(params: Params) -> Params:
