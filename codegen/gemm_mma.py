@@ -59,7 +59,8 @@ def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
 def _sums_dy(problem: Problem, tiles: Tiles) -> bool:
     """Whether db comes from the dy that the products of G read as it is: 16-bit values are multiplied with ones, others added.
     dbeta alone needs no such products."""
-    return (tiles.raw_dy or (problem.dtype != "float32" and not tiles.cells)) and bool(problem.wants & {"dw", "dgamma"})
+    as_it_is = tiles.raw_dy or tiles.copies_dy or (problem.dtype != "float32" and not tiles.cells)
+    return as_it_is and bool(problem.wants & {"dw", "dgamma"})
 
 
 def finishes_rows(problem: Problem, params: Params) -> bool:
@@ -108,7 +109,7 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
     elif tiles.splits_first and tiles.holds_dy and (dn or g):
         buffers.append(Buffer("dy_planes", dy_planes, plane))
     if db:
-        db_parts = parts if _sums_dy(problem, tiles) else tiles.row_parts
+        db_parts = parts * tiles.db_shares if _sums_dy(problem, tiles) else tiles.row_parts
         buffers.append(Buffer("db_parts", db_parts * tiles.out_pitch))
     if "dw" in sums:
         buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))

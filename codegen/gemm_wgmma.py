@@ -25,6 +25,9 @@ _ALIGNMENT = 1024
 _BARRIERS = 128
 """Bytes for the barriers that are not of stages, and for the numbers of tiles."""
 
+_PACE = 4
+"""Stages of a tile of G between two looks at how far tiles of dn have come."""
+
 _SPLIT_AGAIN = 8
 """How often values may be taken apart anew, as in gemm_mma."""
 
@@ -43,15 +46,20 @@ that come, with those of all warpgroups, to what the SM has for a block of so ma
 _MORE_COPYING = {1: (0, 255), 2: (56, 224)}
 """The same where those that copy also go through the rows of dy."""
 
+_ADDING = {1: (0, 255), 2: (88, 208)}
+"""The same where they add them up too."""
+
 
 def _registers_of(params: Params) -> tuple[int, int]:
-    return (_MORE_COPYING if params["split"] == "fragments" else _REGISTERS)[number(params, "groups")]
+    copying = {"first": _REGISTERS, "fragments": _MORE_COPYING, "none": _ADDING}
+    return copying[str(params["split"])][number(params, "groups")]
 
 
 def _tiles(problem: Problem, params: Params) -> Tiles:
     """The geometry of gemm_mma, with other warps and with all operands in cells."""
     tiles = Tiles.of(problem, {"finish": "second", "split": "first", **params, "warps": f"{4 * number(params, 'groups')}x1"})
-    return replace(tiles, holds_dy=not tiles.raw_dy, cells=True)
+    copies_dy = params["split"] == "none"
+    return replace(tiles, holds_dy=not tiles.raw_dy and not copies_dy, cells=True, copies_dy=copies_dy)
 
 
 def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
@@ -63,7 +71,7 @@ def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
     else:
         cells += 2 * tiles.planes * tiles.block_m * tiles.block_k
     scales = 4 * ((0 if tiles.raw_dy else tiles.block_m) + tiles.block_n) * (tiles.stages + 1) if tiles.scaled else 0
-    epilogue = 4 * (tiles.block_m + 2 * tiles.warps_m * tiles.block_n) if gemm_mma.needs(problem)[1] else 0
+    epilogue = 4 * (tiles.db_shares * tiles.block_m + 2 * tiles.warps_m * tiles.block_n) if gemm_mma.needs(problem)[1] else 0
     return _ALIGNMENT + tiles.stages * (cells + 16) + scales + epilogue + _BARRIERS
 
 
@@ -77,6 +85,9 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
     copying, multiplying = _registers_of(params)
     if copying and (gemm_mma.needs(problem)[0] or gemm_mma.needs(problem)[1]):
         named |= {"PRODUCER_REGISTERS": copying, "CONSUMER_REGISTERS": multiplying}
+    if params["split"] == "fragments" and all(gemm_mma.needs(problem)[:2]) or (
+            params["split"] == "none" and _keeps_pace(problem, params)):
+        named["PACE"] = _PACE
     return named
 
 
@@ -100,6 +111,12 @@ def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | 
     if number(params, "promote") not in (0, params["depth"]):
         return f"split=fragments promotes after each stage, or at the end alone; take promote=0 or promote={params['depth']}"
     return "split=fragments takes deeper stages; take depth=64" if params["depth"] == 32 else None
+
+
+def _something_to_split(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["split"] == "none" and problem.dtype == "float32":
+        return "float32 data is taken apart before it is multiplied; take split=first or split=fragments"
+    return None
 
 
 def _wrong_finish(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -154,7 +171,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"tile={params['tile']} is mostly padding; take a smaller one"
     if groups == 1 and block_m > 64 and params["promote"]:
         return "one warpgroup has nothing to multiply while it promotes; take groups=2"
-    if params["split"] == "fragments" and (reason := _wasteful_fragments(problem, params)):
+    if params["split"] != "first" and (reason := _wasteful_copies(problem, params)):
         return reason
     stage = 2 * PLANES[str(params["arithmetic"])] * (block_m + block_n) * number(params, "depth")
     if (stages := number(params, "stages")) < _MOST_STAGES and stages * stage < _ENOUGH_STAGES:
@@ -169,11 +186,14 @@ def _keeps_pace(problem: Problem, params: Params) -> bool:
     return dn and g and 2 * number(params, "parts") * tiles.g_tiles_o * tiles.tiles_h <= gemm_mma.MOST_BLOCKS
 
 
-def _wasteful_fragments(problem: Problem, params: Params) -> str | None:
+def _wasteful_copies(problem: Problem, params: Params) -> str | None:
+    """Of dy as it is."""
     if not any(gemm_mma.needs(problem)[:2]):
         return "nothing is multiplied; split=first does the same"
     if problem.out * ITEMSIZE[problem.dtype] % _PAD:
         return f"rows of {problem.out} values of dy cannot be copied {_PAD} bytes at a time; take split=first"
+    if params["split"] == "none":
+        return None
     if params["group"] != 4 and not _keeps_pace(problem, params):
         return "group is how far tiles of G may be ahead of those of dn, which they are not here; group=4 does the same"
     if (columns := _tiles(problem, params).tiles_h) > _SPLIT_AGAIN:
@@ -184,7 +204,7 @@ def _wasteful_fragments(problem: Problem, params: Params) -> str | None:
 VARIANT = Variant(
     name="gemm_wgmma",
     summary="gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.",
-    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments"),
+    choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments", "none"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_mma.PARTS, "finish": ("second", "epilogue"),
@@ -196,6 +216,7 @@ VARIANT = Variant(
              Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
              Clash(("arithmetic", "depth"), _wrong_depth),
              Clash(("arithmetic", "promote"), gemm_mma.unscaled),
+             Clash(("split",), _something_to_split),
              Clash(("split", "depth", "promote"), _wrong_fragments),
              Clash(("split", "tile", "groups", "finish"), _wrong_finish),
              Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),

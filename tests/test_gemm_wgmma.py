@@ -95,6 +95,31 @@ def test_dy_is_multiplied_out_of_registers(chosen: Config, dtype: str, shape: tu
     assert bound_fault(inputs, got, ALL_GRADIENTS, problem.accuracy) is None
 
 
+OF_CELLS = config(split="none", arithmetic="bf16", promote=0, stages=6)
+
+
+@pytest.mark.parametrize(("chosen", "dtype", "shape"), [
+    (OF_CELLS, "bfloat16", (700, 200, 200)),
+    (config(split="none", arithmetic="bf16", promote=0, group=4, finish="epilogue", stages=4, parts=3), "bfloat16", (900, 128, 256)),
+    (config(split="none", arithmetic="fp16", promote=0, tile="256x128", stages=2), "float16", (300, 100, 136)),
+    (config(split="none", arithmetic="bf16", promote=0, tile="64x64", groups=1, stages=3, parts=8), "bfloat16", (600, 70, 90))],
+    ids=["several tiles", "keeping pace", "two stages", "odd rows"])
+@pytest.mark.parametrize("layout", ["end", "shifted"])
+def test_dy_of_16_bits_is_copied_to_its_cells(chosen: Config, dtype: str, shape: tuple[int, int, int], layout: Layout,
+                                              host_executor: HostExecutor) -> None:
+    """Tiles that end beyond the edges of dy, and rows whose addresses do not allow 16 bytes at once; each order gives the same."""
+    inputs = random_inputs(*shape, dtype=dtype, param_dtype=dtype)
+    problem = Problem(*shape, dtype, accuracy=accuracy_of(chosen, dtype))
+    assert why_refused(problem, chosen, LIMITS) is None
+    program = cast(HostProgram, compiled(host_executor, problem, chosen))
+    bits = set()
+    for order in ("forward", "reverse", "shuffled:1"):
+        got = program.run(inputs, ALL_GRADIENTS, layout=layout, order=order)
+        assert bound_fault(inputs, got, ALL_GRADIENTS, problem.accuracy) is None
+        bits.add(b"".join(array.tobytes() for array in got.present().values()))
+    assert len(bits) == 1
+
+
 @pytest.mark.parametrize(("depth", "promote"), [(128, 64), (64, 128), (64, 256)])
 def test_fragments_of_16_bit_data_promote_after_each_stage_or_never(depth: int, promote: int) -> None:
     half = {"split": "fragments", "arithmetic": "bf16", "depth": depth}
