@@ -86,8 +86,10 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
     if copying and (gemm_mma.needs(problem)[0] or gemm_mma.needs(problem)[1]):
         named |= {"PRODUCER_REGISTERS": copying, "CONSUMER_REGISTERS": multiplying}
     if params["split"] == "fragments" and all(gemm_mma.needs(problem)[:2]) or (
-            params["split"] == "none" and _keeps_pace(problem, params)):
+            params["split"] == "none" and not params["halved"] and _keeps_pace(problem, params)):
         named["PACE"] = _PACE
+    if params["halved"] and gemm_mma.needs(problem)[0]:
+        named["HALVED"] = number(params, "halved")
     return named
 
 
@@ -119,10 +121,16 @@ def _something_to_split(problem: Problem, params: Params, limits: Limits) -> str
     return None
 
 
+def _wrong_halves(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["halved"] and (params["split"] != "none" or params["finish"] != "second"):
+        return "halves of the depth of dn are built for split=none and finish=second; take halved=0"
+    return None
+
+
 def _wrong_finish(problem: Problem, params: Params, limits: Limits) -> str | None:
     (block_m, _), groups = sizes_of(params, "tile"), number(params, "groups")
-    if params["split"] == "fragments" and params["finish"] == "epilogue" and block_m > 64 * groups:
-        return f"rows of dx of tile={params['tile']} do not fit the registers beside fragments; take finish=second"
+    if params["split"] != "first" and params["finish"] == "epilogue" and block_m > 64 * groups:
+        return f"rows of dx of tile={params['tile']} do not fit the registers with split={params['split']}; take finish=second"
     return None
 
 
@@ -208,9 +216,9 @@ VARIANT = Variant(
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_mma.PARTS, "finish": ("second", "epilogue"),
-             "group": (8, 4)},
+             "group": (8, 4), "halved": (0, 8)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
-              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8},
+              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0},
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
              Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
@@ -220,6 +228,8 @@ VARIANT = Variant(
              Clash(("split", "depth", "promote"), _wrong_fragments),
              Clash(("split", "tile", "groups", "finish"), _wrong_finish),
              Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),
+             Clash(("split", "finish", "halved"), _wrong_halves),
              Clash(("reduction", "parts"), gemm_mma.mismatched),
-             Clash(("arithmetic", "split", "tile", "depth", "promote", "reduction", "parts", "finish"), _too_much_workspace)),
+             Clash(("arithmetic", "split", "tile", "depth", "promote", "reduction", "parts", "finish", "halved"),
+                   _too_much_workspace)),
 )

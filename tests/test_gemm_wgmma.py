@@ -102,8 +102,10 @@ OF_CELLS = config(split="none", arithmetic="bf16", promote=0, stages=6)
     (OF_CELLS, "bfloat16", (700, 200, 200)),
     (config(split="none", arithmetic="bf16", promote=0, group=4, finish="epilogue", stages=4, parts=3), "bfloat16", (900, 128, 256)),
     (config(split="none", arithmetic="fp16", promote=0, tile="256x128", stages=2), "float16", (300, 100, 136)),
+    (config(split="none", arithmetic="bf16", promote=0, tile="64x128", groups=1, stages=4, halved=8), "bfloat16", (700, 200, 200)),
+    (config(split="none", arithmetic="bf16", promote=0, tile="64x64", groups=1, stages=4, halved=8), "bfloat16", (300, 90, 60)),
     (config(split="none", arithmetic="bf16", promote=0, tile="64x64", groups=1, stages=3, parts=8), "bfloat16", (600, 70, 90))],
-    ids=["several tiles", "keeping pace", "two stages", "odd rows"])
+    ids=["several tiles", "keeping pace", "two stages", "halves", "nothing but halves", "odd rows"])
 @pytest.mark.parametrize("layout", ["end", "shifted"])
 def test_dy_of_16_bits_is_copied_to_its_cells(chosen: Config, dtype: str, shape: tuple[int, int, int], layout: Layout,
                                               host_executor: HostExecutor) -> None:
