@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from codegen.space import make_config, nearest_runnable
 from tests.fake_driver import FakeDriver
+from tests.test_torch_tensors import Wrapper
 from tests.test_workers import running, wait_until
 from tests.torch_on_host import LIMITS, STREAM, close, exact, leaves
 from tuner.errors import LaunchError, ToolchainError
@@ -118,6 +119,16 @@ def test_strides(monkeypatch: pytest.MonkeyPatch, extension: Any, torch_driver: 
     both(monkeypatch, extension, torch_driver, grad)
 
 
+def test_l2_strided_inputs(monkeypatch: pytest.MonkeyPatch, extension: Any, torch_driver: FakeDriver) -> None:
+    def call(x: Tensor, weight: Tensor, bias: Tensor, linear_weight: Tensor, linear_bias: Tensor) -> Tensor:
+        x, linear_weight = (tensor.mT.contiguous().mT for tensor in (x, linear_weight))
+        weight, bias = (torch.stack([tensor, tensor], 1)[:, 0] for tensor in (weight, bias))
+        assert not any(tensor.is_contiguous() for tensor in (x, weight, bias, linear_weight))
+        return layer_norm_linear(x, weight, bias, linear_weight, linear_bias)
+
+    both(monkeypatch, extension, torch_driver, torch.randn(4, 9, 16), call)
+
+
 def test_a_workspace(monkeypatch: pytest.MonkeyPatch, extension: Any, torch_driver: FakeDriver) -> None:
     monkeypatch.setattr(engines, "choose",
                         lambda problem, place: nearest_runnable(problem, make_config("gemm_mma"), place.limits))
@@ -162,6 +173,23 @@ def test_the_operations(extension: Any, torch_driver: FakeDriver, dtype: torch.d
     assert bool(torch_driver.log) is (names == set()) is (dtype != torch.float64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(extension: Any, torch_driver: FakeDriver, dtype: torch.dtype) -> None:
+    gradients(leaves((2,), 3, 2), torch.randn(2, 2))  # from here on the dispatcher goes to C++
+    given = leaves(dtype=dtype)
+    torch.library.opcheck(torch.ops.lnl.layer_norm_linear.default, (*given, 1e-5, None))
+    _, mean, rstd = ops.forward(*given, 1e-5, None)  # type: ignore[arg-type]
+    plain = [None if tensor is None else tensor.detach() for tensor in (*given[:4], mean, rstd)]
+    torch.library.opcheck(torch.ops.lnl.layer_norm_linear_backward.default,
+                          (torch.randn(4, 9, 16).to(dtype), *plain, 1e-5, None, [True, False, True, True, False]))
+
+
+def test_gradcheck(extension: Any, torch_driver: FakeDriver) -> None:
+    gradients(leaves((2,), 3, 2), torch.randn(2, 2))
+    call = torch.ops.lnl.layer_norm_linear.default
+    assert torch.autograd.gradcheck(lambda *given: call(*given, 1e-5, None)[0], leaves((2, 3), 5, 4, torch.float64))
+
+
 def changed_precision() -> None:
     torch.set_float32_matmul_precision("high")
 
@@ -190,12 +218,15 @@ def test_what_a_kernel_is_chosen_by_is_asked_in_each_call(extension: Any, torch_
 
 @pytest.mark.parametrize("options", [
     {"rows": (4, 8)}, {"hidden": 20}, {"out": 12}, {"dtype": torch.bfloat16}, {"absent": "weight"}, {"absent": "bias"},
-    {"dtype": torch.bfloat16, "param_dtype": torch.float32}, {"eps": 1e-3}], ids=str)
+    {"dtype": torch.bfloat16, "param_dtype": torch.float32}, {"eps": 1e-3}, {"frozen": 1}], ids=str)
 def test_other_calls_are_other_kernels(extension: Any, torch_driver: FakeDriver, options: dict[str, Any]) -> None:
-    eps = options.pop("eps", 1e-5)
+    options = dict(options)
+    eps, frozen = options.pop("eps", 1e-5), options.pop("frozen", None)
     for _ in range(2):
         layer_norm_linear(*leaves()).sum().backward()
     arguments = leaves(**options)
+    if frozen is not None and (tensor := arguments[frozen]) is not None:
+        tensor.requires_grad_(False)
     if arguments[0] is not None and arguments[3] is not None and arguments[0].dtype != arguments[3].dtype:
         with torch.autocast("cpu", torch.bfloat16):
             y = layer_norm_linear(*arguments, eps=eps)
@@ -328,6 +359,20 @@ def test_transforms_are_left_to_pytorch_where_the_kernel_is_known(way: bool, tor
         dual = torch.autograd.forward_ad.make_dual(given[0], x.grad)
         slope = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
     assert slope is not None and torch.allclose(slope, x.grad.square().sum(), rtol=1e-4)
+    assert torch_driver.log == []
+
+
+def test_a_subclass_as_gradient_is_left_to_pytorch(way: bool, torch_driver: FakeDriver) -> None:
+    arguments, grad = leaves(), torch.randn(4, 9, 16)
+    gradients(leaves(), grad)
+    torch_driver.log.clear()
+    found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, Wrapper(grad))
+    assert all(close(got, value, LIMITS[torch.float32]) for got, value in zip(found, exact(arguments, grad), strict=True))
+    assert torch_driver.log == []
+
+
+def test_types_no_kernel_knows_are_pytorchs_own(way: bool, torch_driver: FakeDriver) -> None:
+    assert torch.autograd.gradgradcheck(layer_norm_linear, leaves((2,), 3, 2, torch.float64))
     assert torch_driver.log == []
 
 

@@ -1,5 +1,5 @@
 // gemm_wgmma: as gemm_mma, but warpgroups multiply planes that lie in memory as Hopper's tensor cores want them.
-// Config: gemm_wgmma:arithmetic=fp16x3,split=first,tile=128x128,groups=2,depth=64,promote=64,stages=3,reduction=atomic,parts=2,finish=second,group=8
+// Config: gemm_wgmma:arithmetic=fp16x3,split=first,tile=128x128,groups=2,depth=64,promote=64,stages=3,reduction=atomic,parts=2,finish=second,group=8,halved=0
 //
 // Backward pass of y = Linear(LayerNorm(x)), float32, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
