@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -368,11 +369,24 @@ def test_transforms_are_left_to_pytorch_where_the_kernel_is_known(way: bool, tor
     assert torch_driver.log == []
 
 
-def test_a_subclass_as_gradient_is_left_to_pytorch(way: bool, torch_driver: FakeDriver) -> None:
+class Marked(Tensor):
+    """A tensor that has memory of its own, but may mean something else by it."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        def bare(value: Any) -> Any:
+            return value.as_subclass(Tensor) if isinstance(value, Marked) else value
+
+        with torch._C._DisableTorchDispatch():
+            return function(*torch.utils._pytree.tree_map(bare, given), **torch.utils._pytree.tree_map(bare, named or {}))
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, lambda grad: grad.as_subclass(Marked)], ids=["wrapper", "marked"])
+def test_a_subclass_as_gradient_is_left_to_pytorch(way: bool, torch_driver: FakeDriver, wrap: Callable[[Tensor], Tensor]) -> None:
     arguments, grad = leaves(), torch.randn(4, 9, 16)
     gradients(leaves(), grad)
     torch_driver.log.clear()
-    found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, Wrapper(grad))
+    found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, wrap(grad))
     assert all(close(got, value, LIMITS[torch.float32]) for got, value in zip(found, exact(arguments, grad), strict=True))
     assert torch_driver.log == []
 
