@@ -754,7 +754,9 @@ struct Rows {
         unsigned planes[PLANES];
         split_pair(planes, two[0], two[1]);
 #pragma unroll
-        for (int plane = 0; plane < PLANES; ++plane) *own_pair(cells + plane * CELL_BYTES, quad % 2, quad / 2, pair) = planes[plane];
+        for (int plane = 0; plane < PLANES; ++plane) {
+          *own_pair(cells + plane * CELL_BYTES, quad % 2, quad / 2, pair) = planes[plane];
+        }
       }
     }
     if (part == PARTS - 1) fence_operands();
