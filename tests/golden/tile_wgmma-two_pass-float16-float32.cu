@@ -1053,7 +1053,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) tile_wgmma(const 
   const Copies copies = {wanted.x ? p.x : nullptr, p.dy, tiles_of_block(p)};
   if (threadIdx.x >= THREADS) copies.start_first(p, s);
   if (wanted.dx) load_w(p, s);
-  for (int i = threadIdx.x; i < K_BYTES / ITEM; i += BLOCK_THREADS) reinterpret_cast<data_t*>(s.ones)[i] = from_float<data_t>(1.0f);
+  data_t* const ones = reinterpret_cast<data_t*>(s.ones);
+  for (int i = threadIdx.x; i < K_BYTES / ITEM; i += BLOCK_THREADS) ones[i] = from_float<data_t>(1.0f);
   fence_operands();
   __syncthreads();
   if (threadIdx.x >= THREADS) {
