@@ -149,7 +149,7 @@ def test_dy_of_16_bits_is_copied_as_it_is_wherever_it_can_be(changed: dict[str, 
 
 
 def test_rows_of_dy_that_begin_anywhere_become_planes() -> None:
-    chosen = {"finish": "epilogue", "parts": 16, "group": 4, "stages": 6}
+    chosen: dict[str, int | str] = {"finish": "epilogue", "parts": 16, "group": 4, "stages": 6}
     problem = Problem(262144, 128, 510, "bfloat16")
     assert "16 bytes at a time" in (why_not(problem, of_cells(**chosen), LIMITS) or "")
     assert why_not(problem, of_cells(**chosen, split="first"), LIMITS) is None

@@ -357,20 +357,21 @@ def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], No
 def test_a_chain_of_layers_costs_the_cpu_less_than_with_pytorchs_own(record_property: Callable[[str, object], None]) -> None:
     """Most of what autograd.grad takes is the way to its thread and back, which one layer pays as twenty do."""
     direct.start().join()
-    arguments, layers = on_gpu(16, hidden=16, out=16), 20
+    first, *others = [on_gpu(16, hidden=16, out=16) for _ in range(21)]
     grad = torch.randn(16, 16, device="cuda")
     costs = {}
-    for name, function in (("the tuned", layer_norm_linear), ("PyTorch's own", torch_forward)):
-        def grads_of(count: int, function: Callable[..., Tensor] = function) -> Callable[[], object]:
-            y = arguments[0]
-            for _ in range(count):
-                y = function(y, *arguments[1:])
-            return lambda: torch.autograd.grad(y, arguments, grad, retain_graph=True)
 
-        one, many = grads_of(1), grads_of(1 + layers)
+    def grads_of(layers: list[list[Tensor | None]], function: Callable[..., Tensor]) -> Callable[[], object]:
+        y, wanted = layers[0][0], [layers[0][0], *(tensor for layer in layers for tensor in layer[1:])]
+        for layer in layers:
+            y = function(y, *layer[1:])
+        return lambda: torch.autograd.grad(y, wanted, grad, retain_graph=True)
+
+    for name, function in (("the tuned", layer_norm_linear), ("PyTorch's own", torch_forward)):
+        one, many = grads_of([first], function), grads_of([first, *others], function)
         one()
         with without_python() if name == "the tuned" else nullcontext():
-            costs[name] = (cpu_us(many)[0] - cpu_us(one)[0]) / layers
+            costs[name] = (cpu_us(many)[0] - cpu_us(one)[0]) / len(others)
         record_property(name, costs[name])
         print(f"in a long backward pass a layer of {name} costs the CPU {costs[name]:.1f} us")
     assert costs["the tuned"] < costs["PyTorch's own"]

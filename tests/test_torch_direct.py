@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -216,25 +217,31 @@ def test_what_a_kernel_is_chosen_by_is_asked_in_each_call(extension: Any, torch_
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("options", [
-    {"rows": (4, 8)}, {"hidden": 20}, {"out": 12}, {"dtype": torch.bfloat16}, {"absent": "weight"}, {"absent": "bias"},
-    {"dtype": torch.bfloat16, "param_dtype": torch.float32}, {"eps": 1e-3}, {"frozen": 1}], ids=str)
-def test_other_calls_are_other_kernels(extension: Any, torch_driver: FakeDriver, options: dict[str, Any]) -> None:
+BFLOAT16 = {"dtype": torch.bfloat16}
+
+
+def result_of(options: dict[str, Any]) -> Tensor:
+    """A call for leaves of these options; the one that `frozen` names needs no gradient. Under autocast where types differ."""
     options = dict(options)
     eps, frozen = options.pop("eps", 1e-5), options.pop("frozen", None)
-    for _ in range(2):
-        layer_norm_linear(*leaves()).sum().backward()
     arguments = leaves(**options)
     if frozen is not None and (tensor := arguments[frozen]) is not None:
         tensor.requires_grad_(False)
-    if arguments[0] is not None and arguments[3] is not None and arguments[0].dtype != arguments[3].dtype:
-        with torch.autocast("cpu", torch.bfloat16):
-            y = layer_norm_linear(*arguments, eps=eps)
-    else:
-        y = layer_norm_linear(*arguments, eps=eps)
-    with entered() as names:
-        y.sum().backward()
-    assert "problem_of" in names
+    with torch.autocast("cpu", torch.bfloat16) if "param_dtype" in options else nullcontext():
+        return layer_norm_linear(*arguments, eps=eps)
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ({}, {"rows": (4, 8)}), ({}, {"hidden": 20}), ({}, {"out": 12}), ({}, {"eps": 1e-3}), ({}, {"frozen": 1}),
+    (BFLOAT16, {"dtype": torch.float16}), (BFLOAT16, {**BFLOAT16, "param_dtype": torch.float32}),
+    ({"frozen": 1}, {"absent": "weight"}), ({"frozen": 2}, {"absent": "bias"})], ids=str)
+def test_other_calls_are_other_kernels(extension: Any, torch_driver: FakeDriver, before: dict[str, Any],
+                                       after: dict[str, Any]) -> None:
+    for options, known in ((before, False), (before, True), (after, False), (after, True), (before, True)):
+        y = result_of(options)
+        with entered() as names:
+            y.sum().backward()
+        assert ("problem_of" not in names) is known
 
 
 def test_a_precision_set_for_cuda_alone_is_followed(way: bool, torch_driver: FakeDriver) -> None:
@@ -362,11 +369,24 @@ def test_transforms_are_left_to_pytorch_where_the_kernel_is_known(way: bool, tor
     assert torch_driver.log == []
 
 
-def test_a_subclass_as_gradient_is_left_to_pytorch(way: bool, torch_driver: FakeDriver) -> None:
+class Marked(Tensor):
+    """A tensor that has memory of its own, but may mean something else by it."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        def bare(value: Any) -> Any:
+            return value.as_subclass(Tensor) if isinstance(value, Marked) else value
+
+        with torch._C._DisableTorchDispatch():
+            return function(*torch.utils._pytree.tree_map(bare, given), **torch.utils._pytree.tree_map(bare, named or {}))
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, lambda grad: grad.as_subclass(Marked)], ids=["wrapper", "marked"])
+def test_a_subclass_as_gradient_is_left_to_pytorch(way: bool, torch_driver: FakeDriver, wrap: Callable[[Tensor], Tensor]) -> None:
     arguments, grad = leaves(), torch.randn(4, 9, 16)
     gradients(leaves(), grad)
     torch_driver.log.clear()
-    found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, Wrapper(grad))
+    found = torch.autograd.grad(layer_norm_linear(*arguments), arguments, wrap(grad))
     assert all(close(got, value, LIMITS[torch.float32]) for got, value in zip(found, exact(arguments, grad), strict=True))
     assert torch_driver.log == []
 

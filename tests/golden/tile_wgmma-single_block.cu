@@ -821,8 +821,8 @@ struct Rows {
   // From x to xhat in so many parts, an even number, that stand beside products: the first half of them bring x, the others make
   // planes of xhat, which take the place of x, a warp's that of its own rows. Between them the statistics of the rows come.
   template <int PARTS>
-  __device__ __forceinline__ void normalize(const Params& p, const Shared& s, const Tile& t, int team, int slice, int stage, bool want_g,
-                                            int part) {
+  __device__ __forceinline__ void normalize(const Params& p, const Shared& s, const Tile& t, int team, int slice, int stage,
+                                            bool want_g, int part) {
     constexpr int QUADS = 2 * GROUPS_H, AT_ONCE = 2 * QUADS / PARTS;
     char* const cells = t.x + slice * X_SLICE_BYTES;
     const int first = part % (PARTS / 2) * AT_ONCE;
@@ -863,7 +863,9 @@ struct Rows {
         unsigned planes[PLANES];
         split_pair(planes, two[0], two[1]);
 #pragma unroll
-        for (int plane = 0; plane < PLANES; ++plane) *own_pair(cells + plane * CELL_BYTES, quad % 2, quad / 2, pair) = planes[plane];
+        for (int plane = 0; plane < PLANES; ++plane) {
+          *own_pair(cells + plane * CELL_BYTES, quad % 2, quad / 2, pair) = planes[plane];
+        }
       }
     }
     if (part == PARTS - 1) fence_operands();
