@@ -99,7 +99,7 @@ def test_the_operations(extension: Any, torch_driver: FakeDriver, dtype: torch.d
     gradients(leaves((2,), 3, 2), torch.randn(2, 2))
     given = [None if tensor is None else tensor.detach()
              for tensor in leaves(dtype=dtype, param_dtype=param_dtype, absent=absent)]
-    with entered() as names:
+    with entered() as names, torch.autocast("cpu", torch.bfloat16):  # `cast` is what counts
         made = torch.ops.lnl.layer_norm_linear.default(*given, 1e-5, cast)
     right = ops.forward(*given, 1e-5, cast)  # type: ignore[arg-type]
     assert names == set() and all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(made, right, strict=True))

@@ -171,6 +171,17 @@ def test_checkpointed_layers_agree(way: bool, torch_driver: FakeDriver) -> None:
         assert all(close(got, value, LIMITS[torch.float32]) for got, value in zip(found, exact(arguments, grad), strict=True))
 
 
+def test_autocast_where_no_kernel_serves(way: bool, torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "backward", lambda *arguments: None)
+    arguments, grad = leaves(), torch.randn(4, 9, 16).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer_norm_linear(*arguments)
+    y.backward(grad)
+    assert all(tensor is not None and close(tensor.grad, value, 2 * LIMITS[torch.bfloat16])
+               for tensor, value in zip(arguments, exact(arguments, grad), strict=True))
+    assert torch_driver.log == []
+
+
 def test_masks(way: bool, torch_driver: FakeDriver) -> None:
     arguments = leaves()
     for tensor, needed in zip(arguments, (True, False, True, False, True), strict=True):
