@@ -6,16 +6,19 @@ import math
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal
 
 from codegen.config import Config
 from codegen.limits import target
-from codegen.render import Source
+from codegen.problem import Problem
+from codegen.render import Source, render
 from tests.numpy_kernels import PLAIN
 from tuner.errors import CompileError, DeviceLost, LaunchError
 from tuner.executors import Resources, Run, Timing
 from tuner.inputs import Gradients, Inputs
+from tuner.prebuild import Built
 from tuner.timing.regimes import Regime
 
 Times = Callable[[Config], float]
@@ -127,3 +130,29 @@ def lost_at(doomed: Callable[[FakeGpu, Config], bool]) -> FakeGpu:
             return program
 
     return Dying()
+
+
+class FakeBuilds:
+    """Stands in for tuner.prebuild.Builders: renders, in this thread, and leaves the compiling to the executor.
+
+    Args:
+        gpu: whose compiler refuses what it refuses.
+    """
+
+    count = 2
+
+    def __init__(self, gpu: FakeGpu, problem: Problem) -> None:
+        self._gpu = gpu
+        self._problem = problem
+
+    def submit(self, config: Config) -> Future[Built]:
+        future: Future[Built] = Future()
+        refused = config in self._gpu.refused
+        future.set_result(Built(render(self._problem, config), {}, "the compiler refused the kernel" if refused else None))
+        return future
+
+    def __enter__(self) -> FakeBuilds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was begun."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -11,19 +13,21 @@ import pytest
 
 from codegen.config import Config
 from codegen.space import make_config
-from tests.fake_gpu import FakeGpu, failing_launch, lost_at, rugged
-from tuner.arguments import FAILED, OK, USAGE
+from tests.fake_gpu import FakeBuilds, FakeGpu, failing_launch, lost_at, rugged
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE
 from tuner.errors import ToolchainError
 from tuner.executors import Resources
 from tuner.records import Status
 from tuner.replay import record_cli, recorder
 from tuner.replay.recorded import Result, load
+from tuner.store import Store
 
 ARGUMENTS = ("--shape", "4,4,8,16", "--variants", "row_thread,row_warp")
 
 
 def record(path: Path, monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *more: str) -> int:
-    monkeypatch.setattr(record_cli, "open_executor", lambda name: gpu)
+    monkeypatch.setattr(record_cli, "open_executor", lambda name, store: gpu)
+    monkeypatch.setattr(record_cli, "Builders", lambda problem, arch, store, count: FakeBuilds(gpu, problem))
     return record_cli.main([*ARGUMENTS, "--out", str(path), *more])
 
 
@@ -57,6 +61,33 @@ def test_a_session_goes_on_where_the_last_one_was_cut_off(tmp_path: Path, monkey
     assert len(whole.results) == whole.valid and len(whole.slices) == 2
     assert not set(first.results) & set(second.compiled) - {
         config for config, result in whole.results.items() if result.again_us is not None}
+
+
+def test_a_session_that_is_told_to_end_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "space.json.xz"
+    timed: list[Config] = []
+
+    def times(config: Config) -> float:
+        timed.append(config)
+        if len(set(timed)) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return rugged(config)
+
+    assert record(path, monkeypatch, FakeGpu(times)) == INTERRUPTED
+    assert len(load(path).results) == 4
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_variants_that_are_to_come_first_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = FakeGpu()
+    path = tmp_path / "space.json.xz"
+    assert record(path, monkeypatch, gpu, "--first", "row_thread") == OK
+    order = list(load(path).results)
+    count = sum(config.variant == "row_thread" for config in order)
+    assert 0 < count < len(order) and {config.variant for config in order[:count]} == {"row_thread"}
+    assert record(path, monkeypatch, gpu, "--first", "gemm_mma") == USAGE
+    assert "choose from row_thread, row_warp" in capsys.readouterr().err
 
 
 def test_what_cannot_win_is_recorded_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +177,7 @@ def test_a_file_that_is_no_recorded_space_is_refused(tmp_path: Path, monkeypatch
 
 def test_without_a_gpu_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                              capsys: pytest.CaptureFixture[str]) -> None:
-    def absent(name: str) -> FakeGpu:
+    def absent(name: str, store: Store) -> FakeGpu:
         raise ToolchainError(f"there is no {name}")
 
     monkeypatch.setattr(record_cli, "open_executor", absent)

@@ -15,7 +15,7 @@ from codegen.limits import target
 from codegen.problem import Problem, Shape
 from codegen.render import Source
 from tests.fake_gpu import FakeGpu, FakeProgram, lost_at, rugged
-from tuner import tuning
+from tuner import guess
 from tuner.candidates import Space, survey
 from tuner.costmodel import predict
 from tuner.errors import DeviceLost, LaunchError, ToolchainError
@@ -136,8 +136,8 @@ def test_what_takes_much_longer_than_the_best_is_timed_once() -> None:
 
 
 def test_what_is_predicted_to_run_far_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "LONG_CALL_US", 0.1)
-    monkeypatch.setattr(tuning, "FAR_OFF", 2.0)
+    monkeypatch.setattr(guess, "LONG_CALL_US", 0.1)
+    monkeypatch.setattr(guess, "FAR_OFF", 2.0)
     gpu = FakeGpu()
     result = run(gpu, variants=("row_thread", "row_warp"))
     valid = space(SHAPE, ("row_thread", "row_warp")).valid

@@ -3,9 +3,6 @@
 import sys
 
 try:
-    from tuner.heap import keep_compact
-
-    keep_compact()
     from tuner.cli import main
 
     code = main()

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
+from codegen.arguments import USAGE as USAGE
+from codegen.arguments import Parser as Parser
 from codegen.config import Config
 from codegen.errors import CodegenError
 from codegen.problem import Shape
 from codegen.space import parse_config
 from tuner.errors import InputError, InputTypeError, TunerError
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: done; nothing was found, or this machine lacks something; the arguments make no sense; Ctrl-C."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+OK, FAILED, INTERRUPTED = 0, 1, 130
+"""Exit codes beside USAGE: done; nothing was found, or this machine lacks something; Ctrl-C."""
 
 
 def exit_status(program: str, work: Callable[[], int], debug: bool = False, interrupted: str = "interrupted") -> int:
@@ -50,6 +45,19 @@ def exit_status(program: str, work: Callable[[], int], debug: bool = False, inte
             said = f"this machine has not enough memory for the shape ({said or 'no figure is known'}); use a smaller one"
         print(f"{program}: {said}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """In the block, a process that is told to end (SIGTERM, as by `timeout`) ends as at Ctrl-C: what was finished is written."""
+    def end(signal_number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def as_shape(shape: Shape | str | Sequence[int]) -> Shape:

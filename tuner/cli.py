@@ -25,6 +25,7 @@ from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
 from tuner.errors import InputError
 from tuner.executors import Executor
+from tuner.heap import keep_compact
 from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
 from tuner.progress import ProgressBar, best_table, error_table
@@ -54,10 +55,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tuner.bench import cli as bench
 
         return bench.main(given[1:])
+    if given[:1] == ["compile"]:
+        from tuner import compile_cli
+
+        return compile_cli.main(given[1:])
     if given[:1] == ["record"]:
         from tuner.replay import record_cli as record
 
         return record.main(given[1:])
+    if given[:1] == ["retime"]:
+        from tuner import retime_cli as retime
+
+        return retime.main(given[1:])
     if given[:1] == ["verify"]:
         from tuner.verify import cli as verify
 
@@ -79,7 +88,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="tuner", description="Finds the fastest valid CUDA kernel for the backward pass of y = Linear(LayerNorm(x)).",
         epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU. "
-               "tuner record [--help]: times a whole space into a file. tuner --replay FILE [--help]: a run on such a file. "
+               "tuner compile [--help]: compiles kernels ahead, without a GPU. "
+               "tuner record [--help]: times a whole space into a file. "
+               "tuner retime [--help]: times the winners of several runs in turns. "
+               "tuner --replay FILE [--help]: a run on a recorded space. "
                "tuner wisdom [--help]: lists, exports, imports and forgets what earlier runs found. "
                "tuner verify [--help]: checks both passes on the CPU and on the GPU.",
         allow_abbrev=False)
@@ -118,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tune(options: argparse.Namespace, command: str) -> int:
+    keep_compact()
     request = Request(
         Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, options.trials,
         options.timeout, options.seed, None if options.wants is None else frozenset(options.wants), command,

@@ -230,7 +230,7 @@ class Evaluator:
         if not self.executor.measures:
             record = self._validated(record, program)
             return reported(record, self._report)
-        if reason := _too_large(compiled.plan, program.resources, self.executor.limits):
+        if reason := too_large(compiled.plan, program.resources, self.executor.limits):
             return replace(record, status=Status.LAUNCH_ERROR, reason=reason)
         if spills(record) and self.best_us < math.inf:
             return replace(record, status=Status.SPILLS, reason="keeps values in local memory, for want of registers; not run")
@@ -340,7 +340,7 @@ def elements(problem: Problem) -> int:
     return sum(math.prod(tensor.shape(problem.rows, problem.hidden, problem.out)) for tensor in TENSORS)
 
 
-def _too_large(plan: Plan, resources: Mapping[str, Resources], limits: Limits) -> str | None:
+def too_large(plan: Plan, resources: Mapping[str, Resources], limits: Limits) -> str | None:
     """Why one block of some kernel finds no room on a GPU, now that its registers are known; None where all do."""
     for launch in plan.launches:
         used = resources.get(launch.kernel)

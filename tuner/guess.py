@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from codegen.config import Config
@@ -22,6 +22,10 @@ RANK_ALL = 16_384
 
 DESCENTS, REACH = 8, 1
 """From so many of the best of a sample the better ones round them are looked for, so many parameters at a time."""
+
+LONG_CALL_US, FAR_OFF = 2000.0, 30.0
+"""What is predicted to take longer than both the one and so many times the best is not tried: a few such calls take seconds, and
+the predictions are not so far out. A GPU cannot be told to give up a kernel."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -66,6 +70,11 @@ def rank(space: Space) -> dict[Config, float]:
     else:
         times = {config: _predicted(space, config) for config in valid}
     return dict(sorted(times.items(), key=lambda entry: entry[1]))
+
+
+def longest(predicted: Mapping[Config, float]) -> float:
+    """Microseconds: what is predicted to take longer is not tried, given all predictions."""
+    return max(LONG_CALL_US, FAR_OFF * min(predicted.values(), default=0.0))
 
 
 def _sampled(space: Space, valid: Sequence[Config], count: int) -> dict[Config, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shlex
 import sys
 import time
@@ -13,20 +14,20 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from codegen.dtypes import ACCURACIES, DTYPES
-from codegen.problem import GRADIENTS, Shape
 from codegen.render import render
-from codegen.variants import VARIANTS
-from tuner.arguments import FAILED, OK, Parser, exit_status, parse_names
+from tuner.arguments import FAILED, OK, Parser, exit_status, parse_names, terminated_as_interrupted
+from tuner.asked import add_options, request
 from tuner.candidates import Space, survey
 from tuner.choose import open_executor
 from tuner.errors import DeviceLost, InputError
-from tuner.evaluate import Evaluator, Material
+from tuner.evaluate import Material
 from tuner.executors import Executor
+from tuner.prebuild import Builders
 from tuner.provenance import now, version
 from tuner.replay.recorded import Origin, Recorded, Slice, load
 from tuner.replay.recorder import Progress, Recorder
 from tuner.request import Request
+from tuner.store import Store
 from tuner.toolchain import find_nvcc
 
 SAY_EVERY_S = 5.0
@@ -58,54 +59,49 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="record", allow_abbrev=False, description=(
         "Times every valid config of a problem on the GPU, into one file on which searches are replayed. Kernels pass a small "
         "exact probe and are not validated any further. A file that is there already is gone on with."))
-    parser.add_argument("--shape", required=True, metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")
+    add_options(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to record, such as 4x4x8x16.json.xz")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop after so long; the same command then goes on")
-    parser.add_argument("--dtype", default="float32", help=f"data type of dy, x and dx: {', '.join(DTYPES)} (default float32)")
-    parser.add_argument("--param-dtype", default="", metavar="DTYPE",
-                        help="data type of gamma, beta, w and their gradients (default: that of --dtype)")
-    parser.add_argument("--accuracy", default="", metavar="CLASS",
-                        help=f"the accuracy class: {', '.join(ACCURACIES)} (default: the class of --dtype)")
+    parser.add_argument("--first", type=parse_names, default=(), metavar="A,B", help="variants to record before all others")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
+                        help="processes that compile (default: one for each CPU)")
     parser.add_argument("--eps", type=float, default=1e-5, help="eps of the LayerNorm (default 1e-5)")
-    parser.add_argument("--deterministic", action="store_true", help="only kernels whose results are bitwise reproducible")
-    parser.add_argument("--variants", type=parse_names, metavar="A,B", help=f"only these variants, of {', '.join(VARIANTS)}")
-    parser.add_argument("--wants", type=parse_names, metavar="A,B", help=f"only these gradients, of {', '.join(GRADIENTS)}")
     parser.add_argument("--seed", type=int, default=0, help="of the data (default 0)")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def _record(options: argparse.Namespace, command: str) -> int:
     began = time.monotonic()
-    request = Request(
-        Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, None, options.timeout,
-        options.seed, None if options.wants is None else frozenset(options.wants), command, param_dtype=options.param_dtype,
-        accuracy=options.accuracy)
-    request.problem()
-    with closing(open_executor("cuda")) as executor:
-        space = survey(request.problem(), executor.limits, request.variants)
-        recorded = _begun(_origin(request, space, executor), space, options.out)
+    asked = request(options, command, options.eps, options.seed)
+    if options.jobs < 1:
+        raise InputError("there must be one process at least")
+    store = Store()
+    with closing(open_executor("cuda", store=store)) as executor:
+        space = survey(asked.problem(), executor.limits, asked.variants)
+        if unknown := [name for name in options.first if name not in space.variants]:
+            raise InputError(f"--first: {unknown[0]!r} is no variant of this space; choose from {', '.join(space.variants)}")
+        recorded = _begun(_origin(asked, space, executor), space, options.out)
         recorded.slices.append(Slice(now(), version(), command))
-        material = Material(space.problem, eps=request.eps, seed=request.seed, measures=True)
-        evaluator = Evaluator(executor, space.problem, material=material)
+        material = Material(space.problem, eps=asked.eps, seed=asked.seed, measures=True)
         ticker = _Ticker(began)
 
         def out_of_time() -> bool:
             return options.timeout is not None and time.monotonic() >= began + options.timeout
 
-        complete = Recorder(recorded, space, evaluator, material, options.out, out_of_time, ticker.show).run()
+        with Builders(space.problem, space.limits.arch, store, options.jobs) as builders, terminated_as_interrupted():
+            complete = Recorder(recorded, space, options.first, executor, builders, material, options.out, out_of_time,
+                                ticker.show).run()
     print(_summary(recorded, complete), flush=True)
     return OK if complete else FAILED
 
 
-def _origin(request: Request, space: Space, executor: Executor) -> Origin:
+def _origin(asked: Request, space: Space, executor: Executor) -> Origin:
     problem = space.problem
     digest = hashlib.sha256()
     for config in space.valid[::max(1, len(space.valid) // _DIGESTED)]:
         digest.update(render(problem, config).text.encode())
     return Origin(
-        str(request.shape), problem.dtype, problem.param_dtype, problem.accuracy, problem.wants_key, problem.deterministic,
-        float(request.eps), request.seed, space.variants, executor.device, find_nvcc(space.limits.arch).label,
+        str(asked.shape), problem.dtype, problem.param_dtype, problem.accuracy, problem.wants_key, problem.deterministic,
+        float(asked.eps), asked.seed, space.variants, executor.device, find_nvcc(space.limits.arch).label,
         digest.hexdigest()[:16], space.limits)
 
 

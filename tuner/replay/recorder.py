@@ -1,7 +1,8 @@
 """Records a space: every valid config compiled ahead on all cores, passed through the quick exact probe, and timed.
 
 Configs come in one random order, the same in every session, so that a drift of the clocks falls on all of them alike, and what is
-recorded so far is a fair sample. Once all have been tried, the fastest are timed again in turns, so that the optimum is no lucky
+recorded so far is a fair sample; of each variant, where some are to come first. One that is compiled is not held up by an earlier
+one that is not. Once all have been tried, the fastest are timed again in turns, so that the optimum is no lucky
 sample. Nothing is validated beyond the probe: a recorded time is not a promise that the kernel is right.
 """
 
@@ -12,9 +13,7 @@ import random
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,17 +25,13 @@ from tuner.arguments import FAILED
 from tuner.candidates import Space
 from tuner.costmodel import plausible_us
 from tuner.errors import DeviceLost, LaunchError
-from tuner.evaluate import HOPELESS, QUICK_SAMPLES, QUICK_SECONDS, SAMPLES, SECONDS, Compiled, Evaluator, Material
-from tuner.executors import Program, TimedProgram
-from tuner.guess import rank
+from tuner.evaluate import HOPELESS, QUICK_SAMPLES, QUICK_SECONDS, SAMPLES, SECONDS, Material
+from tuner.executors import Executor, Program, TimedProgram
+from tuner.guess import longest, rank
 from tuner.outcome import spills
-from tuner.pipeline import thread_pool
+from tuner.prebuild import Builds, Built, built
 from tuner.records import Record, Status
 from tuner.replay.recorded import Recorded, Result
-from tuner.tuning import FAR_OFF, LONG_CALL_US
-
-AHEAD = 6
-"""Configs in flight for each compiler: the slowest takes several times as long as the others, and none of these waits for it."""
 
 SAVE_EVERY_S = 10.0
 """What a kill costs at most."""
@@ -45,9 +40,9 @@ HANG_S = 30.0
 """A candidate that is on the GPU for so long hangs: probe and timing take a second where they take long."""
 
 _GLANCE_S = 0.5
-"""How often the clock is looked at while a compiler is waited for."""
+"""How often the clock is looked at while compilers are waited for."""
 
-AGAIN_WITHIN, AGAIN_MOST, AGAIN_ROUNDS = 1.12, 160, 5
+AGAIN_WITHIN, AGAIN_MOST, AGAIN_ROUNDS = 1.12, 100, 3
 """What is timed again once all have been tried: so many at most, within this factor of the best, in so many rounds."""
 
 
@@ -73,18 +68,23 @@ class Recorder:
     Args:
         recorded: what is there already; it grows.
         space: all there is to record.
-        evaluator: compiles.
+        first: the variants whose configs come before all others.
+        executor: runs what was compiled.
+        builds: compiles.
         material: the data of the probe and of the timing.
         path: where it is saved, every SAVE_EVERY_S and at the end, whatever ends it.
         out_of_time: whether to stop.
         on_progress: told after each config.
     """
 
-    def __init__(self, recorded: Recorded, space: Space, evaluator: Evaluator, material: Material, path: Path,
-                 out_of_time: Callable[[], bool], on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, recorded: Recorded, space: Space, first: Sequence[str], executor: Executor, builds: Builds,
+                 material: Material, path: Path, out_of_time: Callable[[], bool],
+                 on_progress: Callable[[Progress], None]) -> None:
         self._recorded = recorded
         self._space = space
-        self._evaluator = evaluator
+        self._first = first
+        self._executor = executor
+        self._builds = builds
         self._material = material
         self._path = path
         self._out_of_time = out_of_time
@@ -111,43 +111,36 @@ class Recorder:
             self._add(config, Result(Status.NOT_RUN, reason))
         for config, compiled in self._compiled([config for config in left if config not in self._recorded.results]):
             with self._watched(config):
-                result = self._judge(compiled)
+                result = self._judge(config, compiled)
             self._add(config, result)
         return len(self._recorded.results) >= len(self._space.valid)
 
     def _order(self) -> list[Config]:
-        return random.Random(0).sample(self._space.valid, len(self._space.valid))
+        mixed = random.Random(0).sample(self._space.valid, len(self._space.valid))
+        return sorted(mixed, key=lambda config: config.variant not in self._first)
 
     def _too_long(self, configs: Iterable[Config]) -> Iterator[tuple[Config, str]]:
         """What a tuning run would not try either."""
         predicted = rank(self._space)
-        limit = max(LONG_CALL_US, FAR_OFF * min(predicted.values(), default=0.0))
+        limit = longest(predicted)
         for config in configs:
             if predicted.get(config, 0.0) > limit:
                 yield config, "is predicted to take far too long"
 
-    def _compiled(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Compiled]]:
-        """The configs in their order, compiled ahead; ends early when time is up."""
-        waiting = deque(configs)
-        flying: deque[tuple[Config, Future[Compiled]]] = deque()
-        count = len(os.sched_getaffinity(0))
-        with thread_pool(count, wait_for_begun=False) as pool:
-            while (waiting or flying) and not self._out_of_time():
-                while waiting and len(flying) < AHEAD * count:
-                    config = waiting.popleft()
-                    flying.append((config, pool.submit(self._evaluator.compile, config)))
-                config, compiled = flying[0]
-                if wait((compiled,), timeout=_GLANCE_S).done:
-                    flying.popleft()
-                    yield config, compiled.result()
+    def _compiled(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Built]]:
+        """The configs as their compilation ends; fewer when time is up."""
+        for found in built(self._builds, configs, _GLANCE_S):
+            if self._out_of_time():
+                return
+            if found is not None:
+                yield found
 
-    def _judge(self, compiled: Compiled) -> Result:
-        program = compiled.program
-        if program is None:
-            assert compiled.failure is not None
-            return Result(compiled.failure.status, compiled.failure.reason)
+    def _judge(self, config: Config, compiled: Built) -> Result:
+        if compiled.failure is not None:
+            return Result(Status.COMPILE_ERROR, compiled.failure)
+        program = self._executor.compile(compiled.source)
         resources = program.resources
-        if spills(Record(compiled.config, Status.OK, resources=resources)):
+        if spills(Record(config, Status.OK, resources=resources)):
             return Result(Status.SPILLS, "keeps values in local memory, for want of registers", resources=resources)
         try:
             verdict = self._material.validator.screen(program.run)
@@ -180,7 +173,7 @@ class Recorder:
             return True
         limit = AGAIN_WITHIN * min(times.values())
         fastest = sorted((config for config in times if times[config] <= limit), key=times.__getitem__)[:AGAIN_MOST]
-        programs = {config: compiled.program for config, compiled in self._compiled(fastest) if compiled.program is not None}
+        programs = {config: self._executor.compile(compiled.source) for config, compiled in self._compiled(fastest)}
         found: dict[Config, list[float]] = {config: [] for config in programs}
         for round_ in range(AGAIN_ROUNDS):
             for number, config in enumerate(random.Random(round_).sample(list(programs), len(programs))):

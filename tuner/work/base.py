@@ -19,6 +19,7 @@ from codegen.tensors import gradient_shapes
 L1 = 41.0
 SHARED = 29.0
 L2 = 263.0
+MEMORY = 479.0
 FMA = 4.0
 SHUFFLE = SHARED
 BARRIER = SHARED

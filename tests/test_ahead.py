@@ -1,0 +1,176 @@
+"""Commands around tuning runs: kernels compiled ahead without a GPU, and winners of several runs timed together."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from codegen.config import Config
+from codegen.limits import target
+from codegen.problem import Problem, Shape
+from codegen.render import render
+from tests import planted_worker
+from tests.fake_gpu import rugged
+from tests.planted_worker import SEEN
+from tuner import cli, retime_cli
+from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE
+from tuner.candidates import survey
+from tuner.errors import ToolchainError
+from tuner.guess import rank
+from tuner.prebuild import Builders, built
+from tuner.publish import Folder
+from tuner.store import Store
+from tuner.toolchain import Nvcc, find_nvcc
+from tuner.tuning import Request, TuningRun
+from tuner.workers import judge as workers_judge
+from tuner.workers.messages import Place
+from tuner.workers.pool import Workers
+
+ROOT = Path(__file__).resolve().parent.parent
+SHAPE, VARIANT = "4,4,8,16", "row_thread"
+PROBLEM = Problem.of(Shape.parse(SHAPE))
+RANKED = list(rank(survey(PROBLEM, target("sm_90"), (VARIANT,))))
+ARGUMENTS = ("compile", "--shape", SHAPE, "--variants", VARIANT, "--jobs", "2")
+
+
+@pytest.fixture
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("LNL_STORE", str(tmp_path / "store"))
+    return Store()
+
+
+# --- compile -----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_compiled_ahead_is_not_compiled_again(own_store: Store, capsys: pytest.CaptureFixture[str],
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main([*ARGUMENTS, "--best", "2"]) == OK
+    assert "2 of 2 compiled for sm_90a" in capsys.readouterr().out
+    nvcc = find_nvcc("sm_90a")
+
+    def none(self: Nvcc, arguments: list[str], folder: Path, arch: str) -> str:
+        raise ToolchainError("is compiled again")
+
+    monkeypatch.setattr(Nvcc, "_run", none)
+    for config in RANKED[:2]:
+        assert nvcc.compile(render(PROBLEM, config).text, "sm_90a", own_store).cubin.is_file()
+    with pytest.raises(ToolchainError):
+        nvcc.compile(render(PROBLEM, RANKED[2]).text, "sm_90a", own_store)
+
+
+def test_what_is_compiled_when_time_is_up_stays(own_store: Store, capsys: pytest.CaptureFixture[str],
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    def entries() -> list[Path]:
+        return list(own_store.root.glob("??/*/key.json"))
+
+    clock = SimpleNamespace(monotonic=lambda: 61.0 if entries() else 0.0)
+    monkeypatch.setattr("tuner.compile_cli.time", clock)
+    assert cli.main([*ARGUMENTS, "--timeout", "60"]) == FAILED
+    done = int(re.findall(r"(\d+) of \d+ compiled", capsys.readouterr().out)[0])
+    assert done < len(RANKED) and len(entries()) >= max(1, done)
+
+
+def test_an_interrupted_compilation_leaves_no_process_and_no_half_entry(tmp_path: Path) -> None:
+    environment = {**os.environ, "LNL_STORE": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-m", "tuner", *ARGUMENTS], cwd=ROOT, env=environment, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    while not list(tmp_path.glob("??/*/key.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED and said == "compile: interrupted; run the same command again to go on\n"
+    with pytest.raises(ProcessLookupError):  # the whole session is gone
+        for _ in range(600):
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (("--jobs", "0"), "one process"), (("--best", "0"), "one kernel"), (("--target", "sm_10"), "sm_10"),
+    (("--variants", "nobody"), "nobody"), (("--timeout", "-1"), "timeout")])
+def test_what_makes_no_sense_is_one_sentence(capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str) -> None:
+    assert cli.main([*ARGUMENTS, *more]) == USAGE
+    error = capsys.readouterr().err
+    assert said in error and len(error.strip().splitlines()) == 1
+
+
+def test_a_builder_that_is_killed_ends_the_run_with_a_sentence(own_store: Store) -> None:
+    with Builders(PROBLEM, "sm_90a", own_store, 1) as builders:
+        finished = built(builders, RANKED, 0.05)
+        assert next(found for found in finished if found is not None)[1].failure is None
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        spawned = [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        assert spawned
+        for child in spawned:
+            os.kill(child, signal.SIGKILL)
+        with pytest.raises(ToolchainError, match="ended from outside"):
+            list(finished)
+
+
+# --- retime ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    """Workers on a GPU with made-up times."""
+    monkeypatch.setenv(SEEN, str(tmp_path / "seen"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(workers_judge, "builder", lambda workers: lambda source: None)
+    workers = Workers(Place("cuda", "sm_90", tmp_path), module=planted_worker.__name__)
+    monkeypatch.setattr(retime_cli, "open_isolated", lambda name: workers)
+    return workers
+
+
+def tuned(folder: Path, workers: Workers, config: Config, shape: str = SHAPE) -> Path:
+    """A run's folder whose winner is that config."""
+    run = TuningRun(Request(Shape.parse(shape), variants=(VARIANT,), trials=1), workers)
+    with Folder(folder, run.info) as written:
+        run.execute()
+        written.finish(run.result(), False, lambda *_: None)
+    values = json.loads((folder / "best.json").read_text())
+    values["winner"]["config"] = str(config)
+    (folder / "best.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_winners_are_timed_in_turns_each_config_once_a_round(tmp_path: Path, gpu: Workers, capsys: pytest.CaptureFixture[str],
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.publish.write_artifact", planted_artifact)
+    slow, fast = sorted(RANKED[:2], key=rugged, reverse=True)
+    folders = [tuned(tmp_path / name, gpu, config) for name, config in (("a", slow), ("b", fast), ("c", slow))]
+    capsys.readouterr()
+    (tmp_path / "seen").unlink()
+    assert cli.main(["retime", *map(str, folders), "--rounds", "3"]) == OK
+    said = capsys.readouterr().out.splitlines()
+    lines = [line for line in said if " us (" in line]
+    assert len(lines) == 2 and str(fast) in lines[0] and "+0.0%" in lines[0]
+    assert str(slow) in lines[1] and f"{folders[0]}, {folders[2]}" in lines[1]
+    assert f"{rugged(slow) / rugged(fast) - 1:.1%} more" in said[-1]
+    order = [line.partition(" ")[2] for line in (tmp_path / "seen").read_text().splitlines()]
+    assert order == [str(config) for turn in ((slow, fast), (fast, slow), (slow, fast)) for config in turn for _ in range(2)]
+
+
+def planted_artifact(cu: Path, header: Path, *_: object) -> None:
+    for path in (cu, header):
+        path.write_text("stub")
+
+
+def test_runs_of_different_problems_are_not_compared(tmp_path: Path, gpu: Workers, capsys: pytest.CaptureFixture[str],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.publish.write_artifact", planted_artifact)
+    first = tuned(tmp_path / "a", gpu, RANKED[0])
+    second = tuned(tmp_path / "b", gpu, RANKED[0], "4,8,8,16")
+    assert cli.main(["retime", str(first), str(second)]) == USAGE
+    assert "another shape" in capsys.readouterr().err
+    assert cli.main(["retime", str(tmp_path / "nothing")]) == USAGE
+    assert "no best.json" in capsys.readouterr().err
