@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from codegen.arguments import USAGE, Parser
 from codegen.dtypes import ACCURACIES, DTYPES
 from codegen.errors import CodegenError, InvalidConfig
 from codegen.limits import TARGETS, target
@@ -16,14 +16,7 @@ from codegen.render import render
 from codegen.space import make_config, nearest_runnable, why_refused
 from codegen.variants import VARIANTS
 
-OK, FAILED, USAGE = 0, 1, 2
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+OK, FAILED = 0, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="codegen", description="Lists the kernel variants, or prints the CUDA of one.", allow_abbrev=False)
+    parser = Parser(prog="codegen", description="Lists the kernel variants, or prints the CUDA of one.", allow_abbrev=False)
     parser.add_argument("--list", action="store_true", help="list the variants and their parameters")
     parser.add_argument("--variant", metavar="NAME", help=f"one of {', '.join(VARIANTS)}")
     parser.add_argument("--shape", metavar="B,S,H,O", help="batch, sequence, hidden and output sizes: 4,4,8,16")

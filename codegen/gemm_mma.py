@@ -42,6 +42,11 @@ def _parts(params: Params, tiles: Tiles) -> Expr:
     return maximum(1, minimum(number(params, "parts"), ceil_div(ROWS, tiles.part)))
 
 
+def _halved(params: Params) -> int:
+    """Last rows of tiles of dn whose depth two blocks share: of gemm_wgmma alone."""
+    return number(params, "halved") if "halved" in params else 0
+
+
 def needs(problem: Problem) -> tuple[bool, bool, bool]:
     """Whether dn, G and the sums of dy are needed for what is wanted."""
     wants = problem.wants
@@ -59,7 +64,8 @@ def _prepared(problem: Problem, tiles: Tiles) -> tuple[bool, bool]:
 def _sums_dy(problem: Problem, tiles: Tiles) -> bool:
     """Whether db comes from the dy that the products of G read as it is: 16-bit values are multiplied with ones, others added.
     dbeta alone needs no such products."""
-    return (tiles.raw_dy or (problem.dtype != "float32" and not tiles.cells)) and bool(problem.wants & {"dw", "dgamma"})
+    as_it_is = tiles.raw_dy or tiles.copies_dy or (problem.dtype != "float32" and not tiles.cells)
+    return as_it_is and bool(problem.wants & {"dw", "dgamma"})
 
 
 def finishes_rows(problem: Problem, params: Params) -> bool:
@@ -93,6 +99,8 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
             buffers.append(Buffer("w_planes", const(tiles.planes * tiles.out_pitch * tiles.hidden_pitch), plane))
         if problem.dtype != "float32" and finishes_rows(problem, params):
             buffers.append(Buffer("dn", ROWS * problem.hidden))
+        if halved := _halved(params):
+            buffers.append(Buffer("dn_rest", const(halved * tiles.block_m * problem.hidden)))
     if g and tiles.splits_first:
         buffers.append(Buffer("xhat_planes", tiles.padded_rows * (tiles.planes * tiles.hidden_pitch), plane))
     if tiles.scaled:
@@ -108,7 +116,7 @@ def _workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, 
     elif tiles.splits_first and tiles.holds_dy and (dn or g):
         buffers.append(Buffer("dy_planes", dy_planes, plane))
     if db:
-        db_parts = parts if _sums_dy(problem, tiles) else tiles.row_parts
+        db_parts = parts * tiles.db_shares if _sums_dy(problem, tiles) else tiles.row_parts
         buffers.append(Buffer("db_parts", db_parts * tiles.out_pitch))
     if "dw" in sums:
         buffers.append(Buffer("dw_parts", parts * round_up(sums["dw"], 4)))
@@ -139,7 +147,8 @@ def plan_of(problem: Problem, params: Params, tiles: Tiles, kernel: str, threads
         prepared = prepared + ceil_div(tiles.padded_rows, tiles.block_rows)
     products = parts * (tiles.g_tiles_o * tiles.tiles_h) if g else const(0)
     if dn:
-        products = products + ceil_div(ROWS, tiles.row_pad) * (tiles.row_pad // tiles.block_m * tiles.tiles_h)
+        rows_of_tiles = ceil_div(ROWS, tiles.row_pad) * (tiles.row_pad // tiles.block_m)
+        products = products + (rows_of_tiles + minimum(_halved(params), rows_of_tiles)) * tiles.tiles_h
     finished: Expr = const(sum(_sum_blocks(name, size, tiles) for name, size in _sums(problem, params).items()))
     if finishes_rows(problem, params):
         finished = finished + ceil_div(ROWS, tiles.block_rows)

@@ -19,6 +19,9 @@ and
 are read in longer pieces; else smaller ones, which keep more blocks of gemm_prepare busy and need no look-up of scales within a
 part. Measured on an H200, parts of 64 against 128: 1,262144,128,512 1266 against 1183 us, 8,1024,768,2304 572 against 583."""
 
+COPIERS = 4
+"""Warps of a block of gemm_wgmma that copy dy as it is."""
+
 W_COLUMNS = 64
 """Columns of a tile of w that a block of gemm_prepare takes."""
 
@@ -46,6 +49,7 @@ class Tiles:
         holds_dy: whether dy passes registers on its way into the products, as x does; else it is copied.
         finishes: whether a tile of dn becomes one of dx at once.
         cells: whether all operands, those of 16-bit data too, come to the products as planes in cells.
+        copies_dy: whether dy, of 16-bit data, is copied as it is to where cells of its plane would be.
         hidden, out: sizes of the problem.
     """
 
@@ -66,6 +70,7 @@ class Tiles:
     hidden: int
     out: int
     cells: bool = False
+    copies_dy: bool = False
 
     @classmethod
     def of(cls, problem: Problem, params: Params) -> Tiles:
@@ -138,6 +143,11 @@ class Tiles:
     def w_tiles(self) -> int:
         """Tiles of w in gemm_prepare."""
         return -(-self.out_pitch // self.part) * (self.hidden_pitch // W_COLUMNS)
+
+    @property
+    def db_shares(self) -> int:
+        """Sums of dy for db that a block has of a part of the rows, where it finds them beside its products."""
+        return COPIERS if self.copies_dy else 1
 
     @property
     def row_warps(self) -> int:

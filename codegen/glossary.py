@@ -34,6 +34,8 @@ MEANINGS = {
     "GROUP": "rows of tiles that blocks take together",
     "PRODUCER_REGISTERS": "registers of a thread of the warpgroup that copies",
     "CONSUMER_REGISTERS": "registers of a thread that multiplies",
+    "HALVED": "last rows of tiles of dn whose depth two blocks share",
+    "PACE": "stages of a tile of G between two looks at how far tiles of dn have come",
     "SCALES_SLOTS": "sets of scales in shared memory",
     "ROW_PAD": "planes have a multiple of so many rows",
     "OUT_PITCH": "values in a row of the planes of dy, and rows of those of w",

@@ -23,17 +23,18 @@ _SLICE = 64
 _MOST_COLUMNS = 128
 """The largest H and O: what w and a tile's planes leave room for, and G registers."""
 
-_LOOKERS = 256
-"""Threads of a block that do not multiply: half of them have x, half dy."""
+_BRINGING = 128
+"""Threads of a block that do not multiply."""
+
+_ONES = 2048
+"""Bytes of ones that 16-bit dy is multiplied by to be summed."""
 
 _ALIGNMENT = 1024
 """Bytes a swizzle repeats after."""
 
-_REGISTERS = {1: (88, 240), 2: (48, 208)}
-_REGISTERS_OF_SHORT = {1: (88, 240), 2: (72, 184)}
-"""By how many warpgroups multiply: registers of a thread that looks, and of one that multiplies. Multiples of 8 that, with
-those of all warpgroups, the SM has for a block of so many. Values of 16 bits are looked at eight at a time, and need no
-second sums."""
+_REGISTERS = {1: (120, 240), 2: (56, 224), 3: (56, 152)}
+"""By how many warpgroups multiply: registers of a thread that brings tiles, and of one that multiplies. Multiples of 8 that, with
+those of all warpgroups, the SM has for a block of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ class _Sizes:
 
     @property
     def shares(self) -> tuple[int, int] | None:
-        """Registers of a thread that looks, and of one that multiplies; None: so many warpgroups get too few."""
-        return (_REGISTERS if self.item == 4 else _REGISTERS_OF_SHORT).get(self.groups)
+        """Registers of a thread that brings tiles, and of one that multiplies; None: so many warpgroups get too few."""
+        return _REGISTERS.get(self.groups)
 
     @property
     def threads(self) -> int:
@@ -72,13 +73,13 @@ class _Sizes:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block: room to align, stages, w, statistics and scales, sums over rows and columns, gamma, barriers."""
+        """Of a block: room to align, stages, w, ones, statistics and scales, sums over rows and columns, gamma, barriers."""
         stage = _ROWS * (self.h_padded + self.o_padded) * self.item
         w = 2 * self.planes * self.h_padded * self.o_padded
-        row_sums = 8 * self.teams * 2 * self.slices * _ROWS
-        groups = 4 * 128 * 16 // self.item
-        scales = 4 * self.stages * self.o_padded if self.scaled else 0
-        return (_ALIGNMENT + self.stages * (stage + 16 * _ROWS + 16) + 8 + w + row_sums + 4 * self.h_padded + groups + scales)
+        sums_of_rows = 16 * (self.teams + self.groups) * _ROWS
+        sums_of_dy = _ONES + 4 * self.teams * self.o_padded if self.item == 2 else 4 * 128 * 16 // self.item
+        scales = 4 * self.stages * (_ROWS + self.o_padded) if self.scaled else 0
+        return (_ALIGNMENT + self.stages * (stage + 16) + 8 + w + sums_of_rows + 4 * self.h_padded + sums_of_dy + scales)
 
     @property
     def exchanged_bytes(self) -> int:
@@ -87,11 +88,11 @@ class _Sizes:
 
     @property
     def registers(self) -> int:
-        """Estimate for a thread that multiplies: G, and a second set of sums, or dn, its small parts and xhat, and 40. From
-        compiled kernels."""
+        """Estimate for a thread that multiplies: G, and a second set of sums, or dn, its small parts and xhat, and what addresses
+        and fragments take. From compiled kernels."""
         g = self.o_padded // 2
         dn = 32 * (3 if self.planes > 1 and self.o_padded > 64 else 2)
-        return g + max(g if self.scaled else 0, dn) + 40
+        return g + max(g if self.scaled else 0, dn) + (40 if self.item == 2 else 64)
 
 
 def _of_tile_mma(params: Params) -> Params:
@@ -105,7 +106,7 @@ def _blocks(problem: Problem, params: Params) -> Expr:
 
 def _plan(problem: Problem, params: Params) -> Plan:
     sizes, blocks = _Sizes.of(problem, params), _blocks(problem, params)
-    launch = Launch("tile_wgmma", blocks, sizes.threads + _LOOKERS, sizes.shared_bytes)
+    launch = Launch("tile_wgmma", blocks, sizes.threads + _BRINGING, sizes.shared_bytes)
     return reduction.with_reduction(problem, tile_mma.split_params(_of_tile_mma(params)), launch, (), blocks)
 
 
@@ -165,8 +166,8 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
 
 VARIANT = Variant(
     name="tile_wgmma",
-    summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles and looks at them first.",
-    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2), "stages": (2, 3, 4, 5, 6),
+    summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles.",
+    choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 5, 6),
              "prefetch": (1, 0, 2), "reduction": ("atomic", "two_pass", "single_block")},
     defaults={"arithmetic": "fp16x3", "teams": 1, "stages": 2, "prefetch": 1, "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,

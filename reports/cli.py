@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
+from tuner.bench.sheet import JSON as BENCH_JSON
 from tuner.errors import InputError, TunerError
 from tuner.known import reports_folder
+from tuner.publish import TRIALS
 from tuner.records import write_text
 
 COMPARISON = "comparison.html"
@@ -54,12 +56,12 @@ def _runs(given: Sequence[str]) -> int:
             raise InputError("--out is for a comparison; the page of one run is written into its folder")
         from reports.build import build
 
-        print(f"written: {build(options.folders[0])}")
+        print(f"written: {build(options.folders[0], _say)}")
         return OK
     from reports.compare import changes, compare_page
     from reports.run import read_run
 
-    runs = [read_run(folder) for folder in options.folders]
+    runs = [read_run(folder, _say) for folder in options.folders]
     tolerance, page = options.tolerance / 100, options.out or Path(COMPARISON)
     found = changes(runs, tolerance)
     write_text(page, compare_page(runs, found, tolerance))
@@ -76,7 +78,8 @@ def _index(given: Sequence[str]) -> int:
     options = _rooted("reports index", "One page over all results of a GPU.").parse_args(given)
     from reports.index import build_index
 
-    print(f"written: {build_index(options.root)}")
+    root = options.root or _only_folder(BENCH_JSON, f"*/{TRIALS}")
+    print(f"written: {build_index(root, _say)}")
     return OK
 
 
@@ -86,15 +89,19 @@ def _pictures(given: Sequence[str]) -> int:
     options = parser.parse_args(given)
     from reports.readme import rewritten, write_pictures
 
-    text = None
+    root, text = options.root or _only_folder(BENCH_JSON), None
     if options.into is not None:  # whatever is wrong with it is said before anything is written
-        text = rewritten(_text(options.into), options.root, _link(options.root, options.into))
-    written = write_pictures(options.root)
+        text = rewritten(_text(options.into), root, _link(root, options.into))
+    written = write_pictures(root)
     if text is not None:
         write_text(options.into, text)
         written.append(options.into)
     print("written: " + ", ".join(str(path) for path in written))
     return OK
+
+
+def _say(sentence: str) -> None:
+    print(f"reports: {sentence}", file=sys.stderr)
 
 
 def _text(path: Path) -> str:
@@ -111,11 +118,25 @@ def _link(root: Path, text: Path) -> str:
 
 def _rooted(prog: str, description: str) -> Parser:
     """A command about all results of a GPU."""
-    root = reports_folder() / "h200"
     parser = Parser(prog=prog, allow_abbrev=False, description=description)
-    parser.add_argument("--root", type=Path, default=root, metavar="DIR",
-                        help=f"the folder with bench.json and the folders of tuning runs (default {root})")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="the folder with bench.json and the folders of tuning runs "
+                        f"(default: the one that there is in {reports_folder()})")
     return parser
+
+
+def _only_folder(*patterns: str) -> Path:
+    """The folder of results in the current folder's `reports`, or in $LNL_REPORTS: with a file of one of these patterns.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    root = reports_folder()
+    found = sorted(path for path in root.glob("*") if any(any(path.glob(pattern)) for pattern in patterns))
+    if not found:
+        raise InputError(f"there are no results in {root}; name the folder of a GPU's with --root")
+    if len(found) > 1:
+        raise InputError(f"there are results in {' and '.join(map(str, found))}; name one of them with --root")
+    return found[0]
 
 
 COMMANDS = {"index": _index, "pictures": _pictures}

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from reports.benchmark import read_benchmark
 from reports.page import fill
-from reports.run import TRIALS, read_run
+from reports.run import TRIALS, Say, read_run, silent
 from reports.svg import INK, MARKERS, SERIES, figure, label_row, legend
 from reports.words import plain
 from tuner.bench.results import Row
@@ -25,26 +25,29 @@ from tuner.wording import problem_text
 INDEX = "index.html"
 
 
-def build_index(root: Path) -> Path:
+def build_index(root: Path, say: Say = silent) -> Path:
     """Writes index.html into the folder of a GPU's results.
+
+    Args:
+        say: as in read_run.
 
     Raises:
         InputError: there are no results, or some that cannot be read.
         OSError: the folder cannot be written.
     """
     page = root / INDEX
-    write_text(page, index_page(root))
+    write_text(page, index_page(root, say))
     return page
 
 
-def index_page(root: Path) -> str:
+def index_page(root: Path, say: Say = silent) -> str:
     """The page. It says nothing of when and by what it was built: the same results make the same page.
 
     Raises:
         InputError: there are no results, or some that cannot be read.
     """
     results = read_benchmark(root / BENCH_JSON)
-    runs = [read_run(path.parent) for path in sorted(root.glob(f"*/{TRIALS}"))]
+    runs = [read_run(path.parent, say) for path in sorted(root.glob(f"*/{TRIALS}"))]
     if results is None and not runs:
         raise InputError(f"there is neither a {BENCH_JSON} nor a folder with a {TRIALS} in {root}; name a folder of results with "
                          "--root")
@@ -58,7 +61,7 @@ def index_page(root: Path) -> str:
         classes=_classes(rows), shapes=list(dict.fromkeys((row.case.name, str(row.case.shape)) for row in rows)),
         by_place={(row.case.name, str(row.case.shape), _class(row)): row for row in rows},
         peers=list(dict.fromkeys(name for row in rows for name in row.peers)), runs=runs, pages=pages, chart=chart,
-        problem=problem_text)
+        problem=problem_text, missing=() if results is None else results.missing)
 
 
 def _class(row: Row) -> tuple[str, str]:

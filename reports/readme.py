@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from codegen.dtypes import CLASS_ERRORS
+from codegen.dtypes import CLASS_ERRORS, OWN_CLASS
 from codegen.variants import UNTRIED, VARIANTS
 from reports.pictures import kind_of, over_rows, ratios
 from reports.run import BEST_CU
@@ -49,12 +49,12 @@ def write_pictures(root: Path) -> list[Path]:
         InputError: there are no results.
         OSError: the folder cannot be written.
     """
-    written = [root / RATIOS_SVG]
-    write_text(written[0], ratios(_results(root).rows))
+    written, results = [root / RATIOS_SVG], _results(root)
+    write_text(written[0], ratios(results.rows, results.parts[0].device))
     over = _read(root / ROWS / BENCH_JSON)
     if over is not None:
         written.append(root / ROWS_SVG)
-        write_text(written[1], over_rows(over.rows))
+        write_text(written[1], over_rows(over.rows, over.parts[0].device))
     return written
 
 
@@ -147,20 +147,24 @@ def _tables(root: Path, folder: str, which: str) -> str:
 
 
 def _honest(root: Path, folder: str, which: str) -> str:
-    """Where PyTorch, or its two products alone, are faster, and how exact the kernels are."""
-    rows = [row for group in _of_kind(_results(root).rows).values() for row in group]
-    slower = [f"`{row.case.name}` in {kind_of(row)} ({row.ratio:.2f})" for row in rows if (row.ratio or 2) <= 1]
-    behind = [f"`{row.case.name}` in {kind_of(row)}" for row in rows if _products_faster(row)]
+    """Where PyTorch, or its two products alone, are faster, how exact the kernels are, and what was not measured."""
+    results = _results(root)
+    rows = [row for group in _of_kind(results.rows).values() for row in group]
+    slower = _by_kind((kind_of(row), f"`{row.case.name}` ({row.ratio:.2f})") for row in rows if (row.ratio or 2) <= 1)
+    behind = _by_kind((kind_of(row), f"`{row.case.name}`") for row in rows if _products_faster(row))
     exact = [row.ours.worst_error or 0.0 for row in rows if row.case.problem.accuracy == "fp32"]
     compared = [row for row in rows if "eager" in row.peers and row.peers["eager"].worst_error and row.ours.worst_error]
     better = sum((row.ours.worst_error or 0.0) <= (row.peers["eager"].worst_error or 0.0) for row in compared)
-    lines = [f"* PyTorch is faster at {_listed(slower)}." if slower else "* PyTorch is faster at none of these shapes.",
-             f"* Its two matrix products alone, which compute less, take less time at {_listed(behind)}." if behind else
+    lines = [f"* PyTorch is faster {slower}." if slower else "* PyTorch is faster at none of these shapes.",
+             f"* Its two matrix products alone, which compute less, take less time {behind}." if behind else
              "* Its two matrix products alone, which compute less, take longer at every one of these shapes."]
     if exact:
         worst = math.ceil(1e8 * max(exact)) / 1e8
         lines.append(f"* In class fp32 no gradient's error is above {worst:.1e}; it may be {CLASS_ERRORS['fp32']:g}.")
     lines.append(f"* The largest error of the five gradients is at most autograd's in {better} of {len(compared)} rows.")
+    unfinished = [row.case.title for row in results.rows if row.ours.warm is None]
+    if missing := _by_kind(map(_parted, [*unfinished, *results.missing])):
+        lines.append(f"* Nothing is known {missing}: the run did not come to it, or found no kernel.")
     return "\n".join(lines)
 
 
@@ -199,6 +203,21 @@ def _products_faster(row: Row) -> bool:
     gemms = row.peers.get("gemms")
     return gemms is not None and gemms.warm is not None and row.ours.warm is not None and (
         gemms.warm.median < row.ours.warm.median)
+
+
+def _parted(title: str) -> tuple[str, str]:
+    """The kind and the name that a row's title has, "gpt2 float32, class fp32"."""
+    name, _, kind = title.partition(" ")
+    dtype, _, accuracy = kind.partition(", class ")
+    return dtype if OWN_CLASS.get(dtype) == accuracy else kind, f"`{name}`"
+
+
+def _by_kind(named: Iterable[tuple[str, str]]) -> str:
+    """Names of rows with their kinds as words: "in float32 at `a` and `b`, and in bfloat16 at `c`"; empty where there is none."""
+    kinds: dict[str, list[str]] = {}
+    for kind, name in named:
+        kinds.setdefault(kind, []).append(name)
+    return ", and ".join(f"in {kind} at {_listed(names)}" for kind, names in kinds.items())
 
 
 def _listed(texts: Sequence[str]) -> str:

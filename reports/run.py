@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,18 +110,33 @@ class Run:
         return max(0, self.info.valid - len(self.tried))
 
 
-def read_run(folder: Path) -> Run:
+Say = Callable[[str], object]
+"""Takes what the user is to know besides, as sentences."""
+
+
+def silent(sentence: str) -> None:
+    """Says nothing."""
+
+
+def read_run(folder: Path, say: Say = silent) -> Run:
     """Reads a folder.
 
+    Args:
+        say: called where lines had to be passed over.
+
     Raises:
-        InputError: it has no trials.jsonl, or one that is not this program's.
+        InputError: it has no trials.jsonl, an empty one, or one that is not this program's.
     """
     try:
         earlier = read_earlier(folder / TRIALS)
     except OSError as error:
         raise InputError(f"{folder / TRIALS} cannot be read ({error.strerror}); name the folder of a tuning run") from error
     if earlier is None:
-        raise InputError(f"there is no {TRIALS} in {folder}; name a folder that python -m tuner has written")
+        found = f"{folder / TRIALS} is empty" if (folder / TRIALS).exists() else f"there is no {TRIALS} in {folder}"
+        raise InputError(f"{found}; name a folder that python -m tuner has written")
+    if earlier.damaged:
+        lines = "1 line that cannot be read is" if earlier.damaged == 1 else f"{earlier.damaged} lines that cannot be read are"
+        say(f"{lines} left out of {folder / TRIALS}")
     info = earlier.info
     try:
         problem = Problem.of(Shape.parse(info.shape), dtype=info.dtype, wants=info.wants.split(","),

@@ -39,16 +39,35 @@ def _has_gpu() -> bool:
     return why_unavailable() is None
 
 
+@cache
+def _has_two_gpus() -> bool:
+    if not _has_gpu():
+        return False
+    from pycuda import driver
+
+    return bool(driver.Device.count() > 1)
+
+
+MARKERS = {"cuda": _has_gpu, "two_gpus": _has_two_gpus, "postgres": has_postgres, "chromium": has_chromium}
+"""Marked tests exist only where what they need does: elsewhere they are deselected, not skipped."""
+
+_missing = pytest.StashKey[dict[str, int]]()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `cuda` exist only where a GPU does, those marked `postgres` or `chromium` where that can be started: elsewhere
-    they are deselected, not skipped.
-    """
-    markers = (("cuda", _has_gpu), ("postgres", has_postgres), ("chromium", has_chromium))
-    missing = [marker for marker, there in markers if not there()]
+    missing = [marker for marker, there in MARKERS.items() if not there()]
     gone = [item for item in items if any(item.get_closest_marker(marker) for marker in missing)]
+    config.stash[_missing] = {marker: sum(item.get_closest_marker(marker) is not None for item in gone) for marker in missing}
     if gone:
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in gone]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Why tests were deselected."""
+    described = dict(line.split(": ", 1) for line in config.getini("markers") if ": " in line)
+    return [f"{count} tests are marked {marker}, which {described[marker]}"
+            for marker, count in config.stash.get(_missing, {}).items() if count > 0]
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tuner.launcher import driver as driver_module
 
 FAILED = 700
 CONTEXT = 0xC0DE
+GLOBAL, RELAXED = 0, 2  # CUstreamCaptureMode
 
 _VALUES = {**ATTRIBUTES, "COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MEMORY_CLOCK_RATE": 3_000_000,
            "GLOBAL_MEMORY_BUS_WIDTH": 6144}
@@ -37,13 +39,14 @@ class FakeDriver:
 
     Attributes:
         functions: by name.
-        current: the stack of contexts of this thread; its last entry is current.
+        current: the stack of contexts of the calling thread; its last entry is current.
         log: what was enqueued, in order: kernel names, and "fill N" with bytes.
         streams: on which streams.
         fail: a function that fails from now on.
         memory: fenced memory that the kernels may touch; None: ordinary memory.
         params: the bytes that each launch got.
-        capturing: streams that are captured.
+        capturing: streams that are captured, in the mode that forbids all threads what takes memory, unless they relax it.
+        spoilt: whether a capture was ended by what it forbids.
         graphs: the nodes of each graph that was made: function, grid, block, shared bytes and parameters.
         name, ordinal: of the device.
     """
@@ -53,7 +56,7 @@ class FakeDriver:
         self._loaded: list[Kernels] = []
         self._functions: list[tuple[Kernels, str]] = []
         self._next: tuple[Source, Kernels] | None = None
-        self.current: list[int] = []
+        self._threads = threading.local()
         self.log: list[str] = []
         self.streams: list[int] = []
         self.fail = ""
@@ -61,11 +64,29 @@ class FakeDriver:
         self.memory: Memory | None = None
         self.params: list[bytes] = []
         self.capturing: set[int] = set()
+        self.spoilt = False
         self.graphs: list[list[tuple[int, int, int, int, bytes]]] = []
         self.opted_in: dict[str, int] = {}
         self.name, self.ordinal = "NVIDIA H200", 0
         self.functions = {name: ctypes.CFUNCTYPE(_INT, *types)(self._guarded(name, function))
                       for name, (types, function) in self._table().items()}
+
+    def _exchange_mode(self, mode: int) -> None:
+        asked = _INT.from_address(mode).value
+        _store(_INT, mode, getattr(self._threads, "mode", GLOBAL))
+        self._threads.mode = asked
+
+    def _takes_memory(self) -> None:
+        if self.capturing and getattr(self._threads, "mode", GLOBAL) != RELAXED:
+            self.spoilt = True
+            raise LaunchError("operation not permitted when stream is capturing")
+
+    @property
+    def current(self) -> list[int]:
+        if not hasattr(self._threads, "current"):
+            self._threads.current = []
+        stack: list[int] = self._threads.current
+        return stack
 
     def __getitem__(self, name: str) -> Any:
         return self.functions[name]
@@ -99,7 +120,7 @@ class FakeDriver:
                                      lambda to, which, device: _store(_INT, to, _BY_NUMBER[which])),
             "cuDevicePrimaryCtxRetain": ([_POINTER, _INT], lambda to, device: _store(_POINTER, to, CONTEXT)),
             "cuCtxGetCurrent": ([_POINTER], lambda to: _store(_POINTER, to, self.current[-1] if self.current else 0)),
-            "cuCtxPushCurrent_v2": ([_POINTER], self.current.append),
+            "cuCtxPushCurrent_v2": ([_POINTER], lambda context: self.current.append(context)),
             "cuCtxPopCurrent_v2": ([_POINTER], lambda to: _store(_POINTER, to, self.current.pop())),
             "cuPointerGetAttribute": ([_POINTER, _INT, ctypes.c_uint64],
                                       lambda to, which, address: _store(_INT, to, self.ordinal)),
@@ -116,13 +137,18 @@ class FakeDriver:
             "cuMemsetD32Async": ([ctypes.c_ulonglong, _UINT, _SIZE, _POINTER],
                                  lambda to, value, count, stream: self._fill(to, value, 4 * count, stream)),
             "cuLaunchKernel": ([_POINTER, *[_UINT] * 7, _POINTER, ctypes.POINTER(_POINTER), _POINTER], self._launch),
+            "cuThreadExchangeStreamCaptureMode": ([_POINTER], self._exchange_mode),
             "cuStreamIsCapturing": ([_POINTER, _POINTER], lambda stream, to: _store(_INT, to, (stream or 0) in self.capturing)),
             "cuGraphCreate": ([_POINTER, _UINT], self._create_graph),
             "cuGraphAddKernelNode_v2": ([_POINTER, _POINTER, _POINTER, _SIZE, _POINTER], self._add_node),
             "cuGraphInstantiateWithFlags": ([_POINTER, _POINTER, ctypes.c_ulonglong],
-                                            lambda to, graph, flags: _store(_POINTER, to, graph)),
+                                            lambda to, graph, flags: self._instantiate(to, graph)),
             "cuGraphExecKernelNodeSetParams_v2": ([_POINTER] * 3, self._set_node),
             "cuGraphLaunch": ([_POINTER] * 2, self._launch_graph)}
+
+    def _instantiate(self, to: int, graph: int) -> None:
+        self._takes_memory()
+        _store(_POINTER, to, graph)
 
     def _create_graph(self, to: int, flags: int) -> None:
         self.graphs.append([])
@@ -155,6 +181,7 @@ class FakeDriver:
 
     def _load(self, to: int, image: bytes) -> None:
         self._check()
+        self._takes_memory()
         _store(_POINTER, to, int(image.decode()) + 1)
 
     def _function(self, to: int, module: int, name: bytes) -> None:

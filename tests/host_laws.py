@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,19 @@ def runner(kernels: Kernels, size: int, block: int = 64) -> Run:
             return memory.read("y")
 
     return run_kernel
+
+
+def law_fixtures(params: str, laws: Iterable[Law], lawful: dict[str, str], size: int, block: int = 64) -> tuple[Any, Any]:
+    """The fixtures `kernels`, all kernels of a file, and `run`, what launches one; see load_laws and runner."""
+    @pytest.fixture(scope="module")
+    def kernels(host_executor: HostExecutor) -> Kernels:
+        return load_laws(host_executor, params, laws, lawful)
+
+    @pytest.fixture
+    def run(kernels: Kernels) -> Run:
+        return runner(kernels, size, block)
+
+    return kernels, run
 
 
 def law_tests(laws: Sequence[Law]) -> type:

@@ -18,13 +18,13 @@ from tests.fake_gpu import FakeGpu, failing_launch, rugged
 from tests.numpy_kernels import FAULTY_KERNELS, PLAIN
 from tests.variant_cases import EVERY, SMALL_SHAPE, TYPED, is_emulated
 from tuner.costmodel import plausible_us, predict
+from tuner.entry import tune
 from tuner.errors import NoValidKernel
 from tuner.evaluate import Evaluator
 from tuner.executors import Executor, Program, Run
 from tuner.inputs import Gradients, Inputs
 from tuner.outcome import TuneResult
 from tuner.records import Status
-from tuner.tuning import tune
 from tuner.validate import Validator
 
 SHAPE = Shape(4, 4, 8, 16)

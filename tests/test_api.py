@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tuner
-import tuner.tuning as tuning
+import tuner.entry as entry
 from codegen.problem import GRADIENTS, Shape
 from codegen.space import make_config, parse_config
 from tests import cases
@@ -235,7 +235,7 @@ def test_names_are_a_list_or_a_text_with_commas() -> None:
 
 def test_an_executor_that_was_opened_for_a_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
-    monkeypatch.setattr(tuning, "open_isolated", lambda name, target, store: gpu)
+    monkeypatch.setattr(entry, "open_isolated", lambda name, target, store: gpu)
     tuner.tune("4,4,8,16", variants="row_thread", trials=1)
     assert gpu.closed == 1
     tuner.tune("4,4,8,16", variants="row_thread", trials=1, executor=gpu)

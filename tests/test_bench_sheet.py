@@ -34,14 +34,14 @@ class Faster(RatedGpu):
         return 0.6
 
 
-def cut_off(run: Run, tmp_path: Path) -> None:
-    """Leaves the first of the two rows."""
+def cut_off(run: Run, tmp_path: Path, *arguments: str) -> None:
+    """Leaves the first of the rows."""
     def make(name: str, inputs: Inputs) -> FakePeer:
         if inputs.out == 4:
             raise KeyboardInterrupt
         return FakePeer(name, inputs, 7.0)
 
-    assert run(arena=FakeArena(make), gpu=RatedGpu(times=lambda config: 10.0)) == 130
+    assert run(*arguments, arena=FakeArena(make), gpu=RatedGpu(times=lambda config: 10.0)) == 130
     assert [row["name"] for row in found(tmp_path)[0]["rows"]] == ["seed"]
 
 
@@ -78,6 +78,27 @@ def test_other_shapes_and_types_are_added_to_their_tables(bench: Run, tmp_path: 
     assert [(row["name"], row["dtype"]) for row in values["rows"]] == [
         (name, dtype) for dtype in ("float32", "bfloat16") for name in ("seed", "other", "2x3x8x4")]
     assert page.count("## float32") == 1 and page.count("## bfloat16") == 1
+
+
+def test_rows_that_an_earlier_invocation_did_not_come_to_are_still_missing(bench: Run, tmp_path: Path) -> None:
+    cut_off(bench, tmp_path, "--shapes", "2,3,8,5")
+    assert "**1 of 3 rows are finished.** Missing: other float32, class fp32; 2x3x8x5 float32, class fp32." in found(tmp_path)[1]
+    assert bench("--resume", arena=FakeArena()) == 0
+    values, page = found(tmp_path)
+    assert [row["name"] for row in values["rows"]] == ["seed", "other"]
+    assert "**2 of 3 rows are finished.** Missing: 2x3x8x5 float32, class fp32." in page
+    assert bench("--resume", "--shapes", "2,3,8,5", arena=FakeArena()) == 0
+    assert "are finished" not in found(tmp_path)[1]
+
+
+def test_a_file_that_does_not_say_what_was_asked_for_is_continued(bench: Run, tmp_path: Path) -> None:
+    cut_off(bench, tmp_path)
+    values = found(tmp_path)[0]
+    del values["parts"][0]["asked"]
+    (tmp_path / "out/bench.json").write_text(json.dumps(values))
+    assert bench("--resume", arena=FakeArena()) == 0
+    asked = [part["asked"] for part in found(tmp_path)[0]["parts"]]
+    assert asked == [[], ["seed float32, class fp32", "other float32, class fp32"]]
 
 
 def test_a_row_without_a_time_of_ours_is_measured_again(bench: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -128,6 +129,7 @@ def tuned(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
 @pytest.mark.parametrize(("arguments", "said"), [
     ("", "--shape"),
     ("--shape 4,4,8", "four whole numbers"),
+    ("--shape -1,4,8,16 --dtype float32", "four whole numbers B,S,H,O such as 4,4,8,16, not '-1,4,8,16'"),
     ("--shape 4,4,0,16", "at least 1"),
     ("--shape 0,4,8,16", "no rows"),
     ("--shape 4,4,8,16 --executor abacus", "invalid choice"),
@@ -212,6 +214,21 @@ def test_no_valid_kernel_exits_1_and_leaves_no_artifact(tmp_path: Path, capsys: 
     assert errors.splitlines()[-1].startswith("tuner: no valid kernel")
     assert {path.name for path in tmp_path.iterdir()} == {"trials.jsonl", "report.md"}
     assert "launch error" in (tmp_path / "report.md").read_text()
+
+
+def test_a_disk_that_fills_up_is_one_sentence_that_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    room = iter(range(3))  # the header and two records
+
+    def fsync(descriptor: int) -> None:
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cli, "open_isolated", lambda name, target: FakeGpu())
+    monkeypatch.setattr(os, "fsync", fsync)
+    status, errors = tuned(f"--shape 4,4,8,16 --variants row_thread --out {tmp_path}", capsys)
+    assert status == 1
+    assert errors.splitlines()[-1].startswith(f"tuner: {tmp_path / 'trials.jsonl'} cannot be written (No space left on device);")
 
 
 def test_results_of_an_earlier_run_stay_unless_this_one_is_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str],

@@ -55,6 +55,7 @@ def test_codegen_sets_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     ("--variant row_warp", "--shape"),
     ("--variant row_wrap --shape 4,4,8,16", "row_warp"),
     ("--variant row_warp --shape 4,4,8", "four whole numbers"),
+    ("--shape -1,4,8,16 --variant row_warp", "four whole numbers"),
     ("--variant row_warp --shape 4,4,8,16 --set warps=3", "1, 2, 4, 8"),
     ("--variant row_warp --shape 4,4,8,16 --set warps", "name=value"),
     ("--variant row_warp --shape 4,4,8,16 --set turbo=1", "no parameter"),

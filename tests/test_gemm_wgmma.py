@@ -95,6 +95,34 @@ def test_dy_is_multiplied_out_of_registers(chosen: Config, dtype: str, shape: tu
     assert bound_fault(inputs, got, ALL_GRADIENTS, problem.accuracy) is None
 
 
+def of_cells(**values: int | str) -> Config:
+    return config(**{"split": "none", "arithmetic": "bf16", "promote": 0, **values})
+
+
+@pytest.mark.parametrize(("chosen", "dtype", "shape"), [
+    (of_cells(stages=6), "bfloat16", (700, 200, 200)),
+    (of_cells(group=4, finish="epilogue", stages=4, parts=3), "bfloat16", (900, 128, 256)),
+    (of_cells(arithmetic="fp16", tile="256x128", stages=2), "float16", (300, 100, 136)),
+    (of_cells(tile="64x128", groups=1, stages=4, halved=8), "bfloat16", (700, 200, 200)),
+    (of_cells(tile="64x64", groups=1, stages=4, halved=8), "bfloat16", (300, 90, 60)),
+    (of_cells(tile="64x64", groups=1, stages=3, parts=8), "bfloat16", (600, 70, 90))],
+    ids=["several tiles", "keeping pace", "two stages", "halves", "nothing but halves", "odd rows"])
+@pytest.mark.parametrize("layout", ["end", "shifted"])
+def test_dy_of_16_bits_is_copied_to_its_cells(chosen: Config, dtype: str, shape: tuple[int, int, int], layout: Layout,
+                                              host_executor: HostExecutor) -> None:
+    """Tiles that end beyond the edges of dy, rows whose addresses do not allow 16 bytes at once; in each order the same bits."""
+    inputs = random_inputs(*shape, dtype=dtype, param_dtype=dtype)
+    problem = Problem(*shape, dtype, accuracy=accuracy_of(chosen, dtype))
+    assert why_refused(problem, chosen, LIMITS) is None
+    program = cast(HostProgram, compiled(host_executor, problem, chosen))
+    bits = set()
+    for order in ("forward", "reverse", "shuffled:1"):
+        got = program.run(inputs, ALL_GRADIENTS, layout=layout, order=order)
+        assert bound_fault(inputs, got, ALL_GRADIENTS, problem.accuracy) is None
+        bits.add(b"".join(array.tobytes() for array in got.present().values()))
+    assert len(bits) == 1
+
+
 @pytest.mark.parametrize(("depth", "promote"), [(128, 64), (64, 128), (64, 256)])
 def test_fragments_of_16_bit_data_promote_after_each_stage_or_never(depth: int, promote: int) -> None:
     half = {"split": "fragments", "arithmetic": "bf16", "depth": depth}
@@ -111,6 +139,22 @@ def test_fragments_leave_no_planes_of_dy() -> None:
     assert why_refused(Problem(262144, 128, 510), OF_FLOATS, LIMITS) is None
 
 
+@pytest.mark.parametrize(("changed", "says"), [
+    ({}, None), ({"split": "first"}, "split=none makes nothing"), ({"split": "fragments"}, "split=none makes nothing"),
+    ({"halved": 8, "finish": "second"}, "the last of so many tiles"), ({"promote": 128}, "take promote=0"),
+    ({"tile": "128x256", "stages": 4}, "take finish=second"), ({"halved": 8}, "finish=second")], ids=str)
+def test_dy_of_16_bits_is_copied_as_it_is_wherever_it_can_be(changed: dict[str, int | str], says: str | None) -> None:
+    reason = why_not(TALL_HALF, of_cells(**{"stages": 6, "finish": "epilogue", "parts": 16, "group": 4, **changed}), LIMITS)
+    assert reason is None if says is None else reason is not None and says in reason
+
+
+def test_rows_of_dy_that_begin_anywhere_become_planes() -> None:
+    chosen: dict[str, int | str] = {"finish": "epilogue", "parts": 16, "group": 4, "stages": 6}
+    problem = Problem(262144, 128, 510, "bfloat16")
+    assert "16 bytes at a time" in (why_not(problem, of_cells(**chosen), LIMITS) or "")
+    assert why_not(problem, of_cells(**chosen, split="first"), LIMITS) is None
+
+
 WIDE = Problem(8192, 768, 2304)
 HALF = Problem(8192, 768, 2304, "bfloat16")
 TALL = Problem(262144, 128, 512)
@@ -121,10 +165,14 @@ TALL_HALF = Problem(262144, 128, 512, "bfloat16")
     (WIDE, config()), (WIDE, config(tile="128x192", depth=32, stages=5, reduction="direct", parts=1)),
     (HALF, config(arithmetic="bf16", promote=0, tile="128x256", stages=3)),
     (HALF, config(arithmetic="bf16", promote=0, tile="256x128", stages=3)),
+    (HALF, of_cells(tile="128x192", stages=5, reduction="direct", parts=1, halved=8)),
+    (HALF, of_cells(tile="128x256", stages=4)), (HALF, of_cells(tile="256x128", stages=4)),
+    (TALL_HALF, of_cells(stages=6, parts=16, finish="epilogue", group=4)),
     (TALL, config(split="fragments", parts=16, finish="epilogue", group=4)),
     (TALL_HALF, config(split="fragments", arithmetic="bf16", promote=0, stages=6, parts=16, finish="epilogue", group=4)),
     (TALL_HALF, config(split="fragments", arithmetic="bf16", promote=0, depth=128, parts=16, finish="epilogue", group=4))],
-    ids=["128x128", "128x192", "128x256-bfloat16", "256x128-bfloat16", "fragments", "fragments-bfloat16", "deep stages"])
+    ids=["128x128", "128x192", "128x256-bfloat16", "256x128-bfloat16", "halves",
+         "128x256-none", "256x128-none", "none", "fragments", "fragments-bfloat16", "deep stages"])
 def test_large_tiles_keep_to_their_registers(problem: Problem, chosen: Config, store: Store) -> None:
     """No sum goes to memory, and the compiler neither ignores what warpgroups hand over nor makes products wait."""
     binary = find_nvcc("sm_90a").compile(render(problem, chosen).text, "sm_90a", store)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from tests.host_laws import PARAMS, Law, Run, law_tests, load_laws, runner
-from tuner.executors.host import HostExecutor
-from tuner.executors.host_runtime import Kernels
+from tests.host_laws import PARAMS, Law, Run, law_fixtures, law_tests
 
 SIZE = 64  # elements of x and y
 
@@ -72,16 +69,7 @@ LAWFUL = {
 }
 
 
-@pytest.fixture(scope="module")
-def kernels(host_executor: HostExecutor) -> Kernels:
-    """All kernels of this file, compiled at once."""
-    return load_laws(host_executor, PARAMS, LAWS, LAWFUL)
-
-
-@pytest.fixture
-def run(kernels: Kernels) -> Run:
-    return runner(kernels, SIZE, block=1)
-
+kernels, run = law_fixtures(PARAMS, LAWS, LAWFUL, SIZE, block=1)
 
 TestLaws = law_tests(LAWS)
 

@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from tests.host_laws import ORDERS, PARAMS, Law, Run, best_rate, law_tests, load_laws, runner
+from tests.host_laws import ORDERS, PARAMS, Law, Run, best_rate, law_fixtures, law_tests
 from tuner.dtypes import POISON
 from tuner.errors import LaunchError
-from tuner.executors.host import HostExecutor
-from tuner.executors.host_runtime import Kernels
 
 SIZE = 61  # elements of x and y: a multiple of nothing
 
@@ -186,16 +184,7 @@ LAWFUL = {
 }
 
 
-@pytest.fixture(scope="module")
-def kernels(host_executor: HostExecutor) -> Kernels:
-    """All kernels of this file, compiled at once."""
-    return load_laws(host_executor, PARAMS, LAWS, LAWFUL)
-
-
-@pytest.fixture
-def run(kernels: Kernels) -> Run:
-    return runner(kernels, SIZE)
-
+kernels, run = law_fixtures(PARAMS, LAWS, LAWFUL, SIZE)
 
 TestLaws = law_tests(LAWS)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.host_laws import ORDERS, PARAMS, Law, Run, best_rate, law_tests, load_laws, runner
+from tests.host_laws import ORDERS, PARAMS, Law, Run, best_rate, law_fixtures, law_tests
 from tuner.executors.host import HostExecutor
 from tuner.executors.host_runtime import Kernels
 
@@ -188,16 +188,7 @@ LAWFUL = {
 }
 
 
-@pytest.fixture(scope="module")
-def kernels(host_executor: HostExecutor) -> Kernels:
-    """All kernels of this file but those of products, compiled at once."""
-    return load_laws(host_executor, PARAMS, LAWS, LAWFUL)
-
-
-@pytest.fixture
-def run(kernels: Kernels) -> Run:
-    return runner(kernels, SIZE)
-
+kernels, run = law_fixtures(PARAMS, LAWS, LAWFUL, SIZE)
 
 TestLaws = law_tests(LAWS)
 

@@ -70,6 +70,48 @@ def test_a_page_is_rebuilt_from_its_folder(tmp_path: Path, capsys: pytest.Captur
     assert sorted(path.name for path in folder.iterdir()) == ["report.html", "trials.jsonl"]
 
 
+@pytest.mark.parametrize(("extra", "says"), [(["sdfsdf"], "1 line that cannot be read is"),
+                                             (["{}", "", '{"a": 1}'], "2 lines that cannot be read are")], ids=["one", "two"])
+def test_damaged_lines_are_said_with_their_file(extra: list[str], says: str, tmp_path: Path,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "root"
+    folder = written(root / "run", *_some(4))
+    with (folder / "trials.jsonl").open("a") as file:
+        file.write("\n".join(extra) + "\n")
+    whole = written(tmp_path / "whole", *_some(4))
+    commands = [["index", "--root", root]] if len(extra) == 1 else [[folder], [whole, folder, "--out", tmp_path / "page.html"]]
+    for arguments in commands:
+        assert cli.main(list(map(str, arguments))) == 0
+        assert capsys.readouterr().err == f"reports: {says} left out of {folder / 'trials.jsonl'}\n"
+
+@pytest.mark.parametrize("text", ["", "\n"], ids=["nothing", "blank"])
+def test_an_empty_file_is_said_to_be_empty(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trials.jsonl").write_text(text)
+    assert cli.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (f"reports: {tmp_path / 'trials.jsonl'} is empty; name a folder that python -m tuner has "
+                                       "written\n")
+
+
+def test_without_root_the_results_of_the_current_folder_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LNL_REPORTS", raising=False)
+    for command in ("index", "pictures"):
+        assert cli.main([command]) == 2 and "there are no results in reports; name" in capsys.readouterr().err
+    written(tmp_path / "reports/other/4x4x8x16-float32", *_some(3))
+    assert cli.main(["index"]) == 0 and (tmp_path / "reports/other/index.html").exists()
+    assert cli.main(["pictures"]) == 2  # which are of a benchmark
+    (tmp_path / "reports/test").mkdir()
+    shutil.copy(PUBLISHED / "bench.json", tmp_path / "reports/test")
+    assert cli.main(["pictures"]) == 0 and (tmp_path / "reports/test/ratios.svg").exists()
+    capsys.readouterr()
+    assert cli.main(["index"]) == 2
+    assert capsys.readouterr().err == ("reports: there are results in reports/other and reports/test; name one of them with "
+                                       "--root\n")
+    monkeypatch.setenv("LNL_REPORTS", str(tmp_path / "elsewhere"))
+    assert cli.main(["index"]) == 2 and str(tmp_path / "elsewhere") in capsys.readouterr().err
+
+
 def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "h200"
     shutil.copytree(PUBLISHED, root)
@@ -81,8 +123,9 @@ def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, 
     for row, values in zip(page.tables["bench"], rows, strict=True):
         assert [cell.text for cell in row[:4]] == [values["name"], values["shape"], values["dtype"], values["accuracy"]]
         assert row[4].value == values["ours"]["warm"]["median"]
-        peers = [values["peers"][name]["warm"]["median"] for name in ("eager", "compile", "gemms")]
-        assert [cell.value for cell in row[5:8]] == peers
+        peers = [values["peers"][name]["warm"] for name in ("eager", "compile", "gemms")]
+        shown = [[float(value) for value in cell.values] for cell in row[5:8]]
+        assert shown == [[peer["median"]] if peer else [] for peer in peers]
         assert row[8].value == pytest.approx(values["ratio"], rel=1e-12)
         assert row[11].value == max(values["ours"]["errors"].values())
     cells = {(row[0].text, at): cell for row in page.tables["matrix"] for at, cell in enumerate(row[2:])}
@@ -103,6 +146,17 @@ def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, 
     assert {row[1].value for row in page.tables["runs"]} == finals
     assert f'<a href="{SEED}/report.html">' in page.source and page.source.count("report.html") == 1
     assert page.source.count('report.md">') == 1
+
+
+def test_the_index_names_what_the_benchmark_did_not_come_to(tmp_path: Path) -> None:
+    values = json.loads((PUBLISHED / "bench.json").read_text(encoding="utf-8"))
+    for number, part in enumerate(values["parts"]):
+        part["asked"] = [f"other{number} float32, class fp32"]
+    pages = []
+    for asked in (values, {**values, "parts": [{**part, "asked": []} for part in values["parts"]]}):
+        (tmp_path / "bench.json").write_text(json.dumps(asked))
+        pages.append(Page(index_page(tmp_path)).text)
+    assert "Asked for, and not come to: other0 float32, class fp32" in pages[0] and "not come to" not in pages[1]
 
 
 def test_the_published_index_is_that_of_the_published_results(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -116,6 +117,39 @@ def test_streams_share_no_graph(fake: FakeDriver, host_executor: Executor, store
     first = [judged(fake, host_executor, kernel, stream=stream)[0] for stream in (0, 1, 2, 3, 4, 3, 0)]
     assert first[:4] == ["graph 1", "graph 2", "graph 3", "graph 4"] and first[5:] == ["graph 4", "graph 1"]
     assert not first[4].startswith("graph")  # there are no more
+    assert len(fake.graphs) == 4
+
+
+def test_the_graph_of_a_stream_that_is_gone_goes_to_another(fake: FakeDriver, host_executor: Executor, store: Store,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the stream not used for longest. While all four are in use, none is taken away."""
+    kernel = loaded(fake, store, SEVERAL, Problem(1, HIDDEN, OUT))
+    replay = kernel.at(ROWS, 1e-5)
+
+    def graph_of(stream: int) -> str:
+        fake.log.clear()
+        replay([0] * len(TENSOR_FIELDS), 0, stream)
+        return fake.log[0] if fake.log else ""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fake, "_run", lambda *arguments: None)
+        assert [graph_of(stream) for stream in (0, 1, 2, 3, 4)] == ["graph 1", "graph 2", "graph 3", "graph 4", ""]
+        for _ in range(100):
+            assert [graph_of(stream) for stream in (0, 1, 2, 3, 4)] == ["graph 1", "graph 2", "graph 3", "graph 4", ""]
+        for place in range(260):
+            assert graph_of((0, 2, 3)[place % 3]) != ""
+    assert judged(fake, host_executor, kernel, stream=4)[0] == "graph 2" and len(fake.graphs) == 4
+    assert judged(fake, host_executor, kernel, stream=0)[0] == "graph 1"
+    assert not judged(fake, host_executor, kernel, stream=1)[0].startswith("graph")
+
+
+def test_graphs_are_made_while_another_stream_is_captured(fake: FakeDriver, host_executor: Executor, store: Store) -> None:
+    fake.capturing = {9}
+    kernel = loaded(fake, store, SEVERAL, Problem(1, HIDDEN, OUT))
+    assert judged(fake, host_executor, kernel)[0] == "graph 1" and not fake.spoilt
+    fake.current.append(CONTEXT)
+    fake.functions["cuModuleLoadData"](ctypes.byref(ctypes.c_void_p()), b"0")
+    assert fake.spoilt  # the mode is as it was before
 
 
 def test_a_captured_stream_gets_launches(fake: FakeDriver, host_executor: Executor, store: Store) -> None:

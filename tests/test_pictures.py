@@ -16,7 +16,7 @@ from codegen.problem import Shape
 from reports import cli
 from reports.pictures import over_rows, ratios
 from reports.words import us
-from tests.report_cases import PUBLISHED
+from tests.report_cases import PUBLISHED, ROOT
 from tuner.bench.results import Case, Entry, Results, Row
 from tuner.bench.shapes import NamedShape
 from tuner.bench.sheet import read_results
@@ -45,7 +45,7 @@ def scaled(row: Row, rows: int) -> Row:
 
 
 def texts(picture: str) -> list[str]:
-    return [element.text or "" for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+    return ["".join(element.itertext()) for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
 
 
 def description(picture: str) -> str:
@@ -55,26 +55,37 @@ def description(picture: str) -> str:
 
 
 def test_every_ratio_is_a_bar_a_figure_and_in_the_description(rows: tuple[Row, ...]) -> None:
-    picture = ratios(rows)
+    picture = ratios(rows, "NVIDIA Test")
     shown, said = texts(picture), description(picture)
     for row in rows:
-        assert f"{row.ratio:.2f}" in shown and f"{row.case.title}: {row.ratio:.2f}" in said
-        assert f"{row.case.name}  {row.case.shape}" in shown
-    assert {"float32", "bfloat16"} <= set(shown)
+        assert f"{row.ratio:.2f}×" in shown and f"{row.case.title}: {row.ratio:.2f}" in said
+        assert f"{row.case.name}\xa0 {row.case.shape}" in shown
+    assert {"float32", "bfloat16"} <= set(shown) and any("one NVIDIA Test" in text for text in shown)
     filled = Counter(re.findall(r'<g id="patch_\d+">\s*<path[^>]*style="fill: (#[0-9a-f]{6})', picture))
     by_type = Counter(row.case.problem.dtype for row in rows)
     assert {count + 1 for count in by_type.values()} <= set(filled.values())  # a bar for each, and one in the legend
 
 
+def test_what_is_slower_than_pytorch_is_marked(rows: tuple[Row, ...]) -> None:
+    assert rows[0].ours.warm is not None
+    warm = replace(rows[0].ours.warm, median=2 * (rows[0].ratio or 0.0) * rows[0].ours.warm.median)
+    slower = replace(rows[0], ours=replace(rows[0].ours, warm=warm))
+    bad = re.findall(r"--bad: (#[0-9a-f]{6})", (ROOT / "reports/style.css").read_text())[0]
+    faster = [row for row in rows if (row.ratio or 0) >= 1]
+    marked = [re.findall(rf'<text style="[^"]*fill: {bad}[^"]*"[^>]*>([^<]+)<', ratios(some, "NVIDIA Test"))
+              for some in (faster, [slower, *faster])]
+    assert marked == [[], ["0.50×"]]
+
+
 def test_rows_without_a_peer_are_left_out(rows: tuple[Row, ...]) -> None:
     alone = replace(rows[0], peers={})
-    assert rows[0].case.name not in description(ratios([alone, *rows[1:]]))
+    assert f"{rows[0].case.title}: " not in description(ratios([alone, *rows[1:]], "NVIDIA Test"))
 
 
 def test_times_over_rows_have_a_pane_for_each_problem(rows: tuple[Row, ...]) -> None:
     gpt2 = [row for row in rows if row.case.name == "gpt2"]
     points = [scaled(row, count) for row in gpt2 for count in (4096, 1, 64)]
-    picture = over_rows(points)
+    picture = over_rows(points, "NVIDIA Test")
     shown, said = texts(picture), description(picture)
     for row in points:
         assert row.ours.warm is not None and str(row.case.shape.rows) in shown
@@ -85,14 +96,14 @@ def test_times_over_rows_have_a_pane_for_each_problem(rows: tuple[Row, ...]) -> 
 
 def test_it_stands_alone_and_has_a_dark_side(rows: tuple[Row, ...]) -> None:
     """No script and nothing from elsewhere; each colour has a rule that changes it, and rules for nothing else."""
-    picture = ratios(rows)
+    picture = ratios(rows, "NVIDIA Test")
     body, rules = re.sub(r"<style>.*?</style>", "", picture), re.findall(r"<style>(.*?)</style>", picture)[0]
     assert rules.startswith("@media (prefers-color-scheme: dark){")
     used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", body))
     changed = dict(re.findall(r'\[style\*="fill: (#[0-9a-f]{6})"\]\{fill:(#[0-9a-f]{6})!important\}', rules))
     assert used and used <= changed.keys() and all(light != dark for light, dark in changed.items())
     assert not re.search(r"#0[12]0[12]|<script|var\(|url\(http|xlink:href=\"[^#]", body)
-    assert ratios(rows) == picture
+    assert ratios(rows, "NVIDIA Test") == picture
 
 
 def test_the_command_draws_beside_the_results_and_rewrites_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -64,6 +65,27 @@ def test_the_pictures_are_those_of_the_published_results(tmp_path: Path) -> None
 def test_a_part_that_cannot_be_written_is_a_sentence(text: str, says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)):
         rewritten(text, PUBLISHED, "reports/h200")
+
+
+def test_what_is_slower_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    values = json.loads((PUBLISHED / "bench.json").read_text(encoding="utf-8"))
+    fast, slow = ([row for row in values["rows"] if row["dtype"] == dtype][:3] for dtype in ("float32", "bfloat16"))
+    for row in (*fast, *slow):
+        row["ours"]["warm"]["median"] = row["peers"][row["best_peer"]]["warm"]["median"] * (0.5 if row in fast else 1.25)
+    fast[1]["ours"]["warm"] = None
+    values["rows"] = [*fast, *slow]
+    for part in values["parts"]:
+        part["asked"] = []
+    values["parts"][0]["asked"] = ["other float32, class fp32", "other float32, class tf32"]
+    (tmp_path / "bench.json").write_text(json.dumps(values))
+    text = "".join(f"<!-- published: {name} -->\n{END}" for name in ("headline", "honest"))
+    said = rewritten(text, tmp_path, "folder")
+    assert "in float32 on 2 of 2 shapes (2.00 to 2.00 times as fast)" in said
+    assert "in bfloat16 on 0 of 3 shapes (0.80 to 0.80 times as fast)" in said
+    first, second, third = (f"`{row['name']}` (0.80)" for row in slow)
+    assert f"PyTorch is faster in bfloat16 at {first}, {second} and {third}." in said
+    missing = f"in float32 at `{fast[1]['name']}` and `other`, and in float32, class tf32 at `other`"
+    assert f"Nothing is known {missing}: the run did not come to it, or found no kernel." in said
 
 
 def anchors(path: Path) -> set[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from codegen.space import make_config
 from tests.trials import read_trials
-from tuner.errors import InputError
+from tuner.errors import CannotWrite, InputError
 from tuner.executors import Resources
 from tuner.known import read_best
 from tuner.records import SCHEMA, Journal, Record, RunInfo, Status, write_text
@@ -120,6 +122,23 @@ def test_parameters_have_the_data_type_of_the_data_unless_it_is_said() -> None:
 def test_published_results_of_earlier_versions_are_read() -> None:
     found = [read_best(path) for path in sorted(REPORTS.glob("*/*/best.json"))]
     assert found and all(known is not None for known in found)
+
+
+def full(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_where_there_is_no_room_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trials.jsonl"
+    journal = Journal(path, INFO)
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (lambda: journal.add(MEASURED), lambda: journal.settle([MEASURED]), lambda: write_text(path, "new")):
+        with pytest.raises(CannotWrite) as caught:
+            write()
+        assert str(caught.value).startswith(f"{path} cannot be written (No space left on device); make room")
+        assert caught.value.errno == errno.ENOSPC
+    journal.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["trials.jsonl"]
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:

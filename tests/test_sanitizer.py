@@ -15,11 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
-def test_compute_sanitizer_finds_nothing(tool: str) -> None:
+@pytest.mark.parametrize("tool, shapes", [("memcheck", ""), ("racecheck", ""), ("initcheck", ""), ("initcheck", "odd"),
+                                          ("synccheck", "")])
+def test_compute_sanitizer_finds_nothing(tool: str, shapes: str) -> None:
     sanitizer = find_sanitizer()
     assert sanitizer is not None, "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit"
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", "tests.sanitized_run"]
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "99", sys.executable, "-m", "tests.sanitized_run", *shapes.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-3000:]

@@ -47,7 +47,8 @@ HALF = "bfloat16"
     (config(teams=2, stages=3), 64, 64, "float32"), (config(teams=1, stages=2), 128, 128, "float32"),
     (config(teams=1, stages=3), 72, 64, "float32"), (config(teams=2, stages=3), 64, 100, "float32"),
     (config(teams=1, stages=4, arithmetic="bf16"), 128, 128, HALF), (config(teams=2, stages=5, arithmetic="bf16"), 61, 64, HALF),
-], ids=["64x64", "128x128", "72x64", "64x100", "128x128-bfloat16", "61x64-bfloat16"])
+    (config(teams=3, stages=4, arithmetic="bf16"), 64, 64, HALF),
+], ids=["64x64", "128x128", "72x64", "64x100", "128x128-bfloat16", "61x64-bfloat16", "64x64-bfloat16"])
 def test_many_tiles_in_one_block(chosen: Config, hidden: int, out: int, dtype: str, host_executor: HostExecutor) -> None:
     """More tiles than stages, in any order of threads: the same bits, and right on hard rows."""
     chosen = make_config(NAME, {**chosen.as_dict(), "reduction": "single_block"})
@@ -66,7 +67,8 @@ def test_many_tiles_in_one_block(chosen: Config, hidden: int, out: int, dtype: s
 @pytest.mark.parametrize(("chosen", "hidden", "dtype"), [
     (config(), 128, "float32"), (config(teams=2, stages=4), 64, "float32"),
     (config(stages=5, arithmetic="bf16"), 128, HALF), (config(teams=2, stages=6, arithmetic="bf16"), 64, HALF),
-], ids=["128", "64", "128-bfloat16", "64-bfloat16"])
+    (config(teams=3, stages=6, arithmetic="bf16"), 64, HALF),
+], ids=["128", "64", "128-bfloat16", "64-bfloat16", "64-bfloat16-3"])
 def test_large_tiles_keep_to_their_registers(chosen: Config, hidden: int, dtype: str, store: Store) -> None:
     """No sum goes to memory, and the compiler neither ignores what warpgroups hand over nor makes products wait."""
     binary = find_nvcc("sm_90a").compile(render(Problem(262144, hidden, hidden, dtype), chosen).text, "sm_90a", store)

@@ -279,9 +279,16 @@ def test_on_the_card_cold_timing_gives_its_memory_back(cuda_executor: CudaExecut
     inputs = read_only(random_inputs(64, 64, 64))
     program.time(inputs, ALL_GRADIENTS, regime="cold")
     gpu = open_gpu(0)
-    with gpu.active():
-        free, _ = gpu.driver.mem_get_info()
-    for _ in range(20):
-        program.time(inputs, ALL_GRADIENTS, samples=3, budget_s=0.01, regime="cold")
-    with gpu.active():
-        assert gpu.driver.mem_get_info()[0] >= free
+
+    def free() -> int:
+        with gpu.active():
+            return int(gpu.driver.mem_get_info()[0])
+
+    def taken() -> int:
+        before = free()
+        for _ in range(20):
+            program.time(inputs, ALL_GRADIENTS, samples=3, budget_s=0.01, regime="cold")
+        return before - free()
+
+    # Each keeps a buffer of several times the L2 cache, or none does. Other processes take and give as well, but not always.
+    assert min(taken() for _ in range(5)) < cuda_executor.limits.l2_bytes

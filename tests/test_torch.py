@@ -114,7 +114,7 @@ def test_autocast_keeps_float32_parameters(served: str, data: torch.dtype, cast:
 def test_t3_a_second_derivative_raises(served: str) -> None:
     arguments = leaves((3,), 4, 2)
     (first,) = torch.autograd.grad(layer_norm_linear(*arguments).square().sum(), arguments[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="twice"):
+    with pytest.raises(RuntimeError, match="no second derivative"):
         first.sum().backward()
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +16,10 @@ from tests.torch_on_host import install
 from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
 from tuner.store import Store
+from tuner.torch.example import __main__ as example
+from tuner.torch.example import training
 from tuner.torch.example.__main__ import main
+from tuner.torch.example.sheet import markdown
 from tuner.torch.example.training import read_text
 
 SMALL = ["--device", "cpu", "--steps", "12", "--batch", "2", "--length", "16", "--width", "16", "--heads", "2", "--layers", "1",
@@ -49,6 +57,52 @@ def test_a_wrong_kernel_shows_in_the_losses(monkeypatch: pytest.MonkeyPatch, cap
 def test_arguments_that_make_no_sense(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main([*SMALL, *arguments]) == 2
     assert capsys.readouterr().err.startswith("example: --")
+
+
+def test_runs_are_kept_in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times: Iterator[float] = itertools.count(0.0, 0.25)
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    for arguments in (SMALL, [*SMALL, "--seed", "1"], SMALL):
+        assert main([*arguments, "--out", str(tmp_path / "new")]) == 0
+    assert f"written: {tmp_path}/new/training.md, {tmp_path}/new/training.json" in capsys.readouterr().out
+    runs = json.loads((tmp_path / "new" / "training.json").read_text())["runs"]
+    assert [run["setting"]["seed"] for run in runs] == [1, 0]  # the last took the place of the first
+    assert all(run["command"].endswith(f"--out {tmp_path}/new") and run["device"] == "CPU" and run["date"] and run["version"]
+               and run["step_ms"] == {"PyTorch": 250.0, "tuned": 250.0} and len(run["losses"]["tuned"]) == 12 for run in runs)
+    page = (tmp_path / "new" / "training.md").read_text()
+    assert page.count("## 2 texts of 16, width 16, 1 layers, float32") == 2
+    assert page.count("| eager | 250.000 | 250.000 | 1.00 |") == 2
+
+
+def test_the_page_compares_like_with_like() -> None:
+    times = {"PyTorch": 6.0, "tuned": 3.0, "PyTorch, torch.compile": 4.0, "tuned, torch.compile": 2.5}
+    setting = {"batch": 8, "length": 1024, "width": 768, "layers": 1, "autocast": None, "steps": 2}
+    page = markdown([{"command": "c", "device": "d", "date": "t", "version": "v", "versions": {"PyTorch": "2"},
+                      "setting": setting, "step_ms": times, "losses": {name: [4.0, 3.0] for name in times}, "apart": 1e-5,
+                      "tuned": [{"problem": "8 rows", "config": "row_warp", "us": 1.25}]}])
+    for line in ("| eager | 6.000 | 3.000 | 2.00 |", "| torch.compile | 4.000 | 2.500 | 1.60 |",
+                 "| best | 4.000 | 2.500 | 1.60 |", "* tuned in this run: 8 rows, 1.2 us, `row_warp`"):
+        assert line in page.splitlines()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"schema": 0, "runs": []}'])
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    (tmp_path / "training.json").write_text(content)
+    assert main([*SMALL, "--out", str(tmp_path)]) == 2
+    assert "choose another folder with --out" in capsys.readouterr().err
+    assert (tmp_path / "training.json").read_text() == content
+
+
+def test_the_seconds_of_autotune_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def autotune(step: object, timeout: float) -> list[object]:
+        asked.append(timeout)
+        return []
+
+    monkeypatch.setattr(example, "autotune", autotune)
+    assert main([*SMALL, "--steps", "1", "--layers", "2", "--autotune", "30"]) == 0
+    assert asked == [10.0]  # queries, keys and values; the wide layer; the head
 
 
 @pytest.mark.cuda

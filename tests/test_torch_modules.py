@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.multiprocessing
 import torch.nn.utils.prune
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from tests.fake_driver import FakeDriver
 from tests.torch_on_host import LIMITS, close, exact, install, leaves
@@ -73,15 +75,19 @@ def test_parts_of_a_module_are_called_where_they_do_more(torch_driver: FakeDrive
 
 
 def test_compiled_graphs_keep_the_operation_and_follow_the_rows(torch_driver: FakeDriver) -> None:
+    """The backward pass is the operation and nothing else; the forward pass is PyTorch's, for the compiler to fuse."""
     torch.compiler.reset()
-    graphs: list[list[str]] = []
+    forward: list[list[str]] = []
+    backward: list[list[str]] = []
 
-    def backend(graph: Any, example: Any) -> Any:
-        from torch._dynamo.backends.debugging import aot_eager
+    def note(graphs: list[list[str]]) -> Callable[..., Any]:
+        def compiler(graph: Any, example: Any) -> Any:
+            graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+            return make_boxed_func(graph.forward)
 
-        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
-        return aot_eager(graph, example)
+        return compiler
 
+    backend = aot_autograd(fw_compiler=note(forward), bw_compiler=note(backward))
     module = torch.compile(LayerNormLinear(24, 16), backend=backend, fullgraph=True, dynamic=True)
     compiled = []
     for rows in (36, 20, 21, 57):
@@ -92,8 +98,11 @@ def test_compiled_graphs_keep_the_operation_and_follow_the_rows(torch_driver: Fa
         y.backward(grad)
         given = [arguments[0], module.norm.weight, module.norm.bias, module.linear.weight, module.linear.bias]
         assert close(arguments[0].grad, exact(given, grad)[0], LIMITS[torch.float32])
-        compiled.append(len(graphs))
-    assert len(set(compiled)) == 1 and all(any("layer_norm_linear" in target for target in graph) for graph in graphs)
+        compiled.append(len(forward))
+    assert len(set(compiled)) == 1 and len(forward) == len(backward)
+    assert all(["lnl" in target for target in graph].count(True) == 1 and not any("native" in target for target in graph)
+               for graph in backward)
+    assert not any("lnl" in target for graph in forward for target in graph)
     assert torch_driver.log
 
 

@@ -16,6 +16,7 @@ from codegen.config import Config
 from codegen.problem import Problem
 from tests.fake_gpu import FakeGpu
 from tests.torch_on_host import install, leaves
+from tuner.entry import tune
 from tuner.errors import NoValidKernel
 from tuner.executors import Executor
 from tuner.executors.host import HostExecutor
@@ -23,7 +24,6 @@ from tuner.launcher import engine as engines
 from tuner.store import Store
 from tuner.torch import autotune, layer_norm_linear
 from tuner.torch import tuning as tuning_module
-from tuner.tuning import tune
 from tuner.wisdom.recall import choose, remember
 
 ROWS, HIDDEN, OUT = 36, 8, 6

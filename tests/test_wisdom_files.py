@@ -18,21 +18,13 @@ import tuner
 from codegen.problem import GRADIENTS
 from codegen.space import parse_config
 from tests.fake_gpu import FakeGpu
-from tests.test_wisdom import ATOMIC, HIDDEN, KINDS, OUT, TWO_PASSES, key, known, point
+from tests.test_wisdom import ATOMIC, HIDDEN, KINDS, OUT, TWO_PASSES, book, key, known, point, said
 from tuner.errors import InputError
 from tuner.inputs import random_inputs
 from tuner.wisdom.book import KEPT, Book, default_root, merged
 from tuner.wisdom.points import SCHEMA, Entry
 
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def book(tmp_path: Path, said: list[str]) -> Book:
-    return Book(tmp_path / "wisdom", shipped=tmp_path / "shipped", say=said.append)
+__all__ = ["book", "said"]
 
 
 def test_points_survive_a_round_trip() -> None:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,8 +31,9 @@ from tuner.ablation import ROUNDS as ABLATION_ROUNDS
 from tuner.candidates import survey
 from tuner.errors import DeviceLost, ToolchainError
 from tuner.executors import Timing
+from tuner.gate.checks import SKIPPED
 from tuner.guess import rank
-from tuner.outcome import TuneResult
+from tuner.outcome import TuneResult, why_no_winner
 from tuner.records import Record, Status
 from tuner.store import Store
 from tuner.timing.finals import ROUNDS
@@ -193,6 +195,35 @@ def test_the_nursery_killed_from_outside_costs_no_candidate(opened: Open) -> Non
     assert {record.status for record in found.values()} == {Status.OK} and len(found) >= 10
     assert workers.nursery_pid != pids[0] and len(pids) > 1
     assert not any(running(pid) for pid in pids)
+
+
+# --- when time is up ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_gpu_does_not_wait_for_what_never_ends(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "LATE", 0.5)
+    workers = opened(dict.fromkeys(RANKED, "sleeps"), Patience(least=600.0))
+    began = time.monotonic()
+    result = tuned(workers, timeout=1.0)
+    assert time.monotonic() - began < 60.0
+    assert not tried(result) and result.winner is None and result.lost is None
+    assert Counter(record.reason for record in result.records)["time was up"] >= 10
+    assert why_no_winner(result) == "no candidate was finished in time; allow more with --timeout"
+
+
+def test_what_was_valid_when_the_rest_was_given_up_wins_unexamined(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops: list[Callable[[], object]] = []
+
+    def stopped_at(moment: float, stop: Callable[[], object]) -> AbstractContextManager[None]:
+        stops.append(stop)
+        return nullcontext()
+
+    monkeypatch.setattr(tuning, "stopped_at", stopped_at)
+    workers = opened(dict.fromkeys(RANKED[1:], "sleeps"), Patience(least=600.0))
+    result = tuned(workers, lambda record: stops[0]() if record.status is Status.OK else None, timeout=1e4)
+    assert [record.config for record in result.valid()] == list(tried(result)) == [RANKED[0]]
+    assert result.winner is not None and result.winner.config == RANKED[0] and result.checks == (SKIPPED,)
+    assert result.lost is None and len(workers.lanes) == len(opened().lanes)
 
 
 # --- where candidates are timed ----------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ SMALL: dict[str, dict[str, Value]] = {
 
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
     "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}],
-    "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}, {"split": "fragments"}]}
+    "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}, {"split": "fragments"},
+                   {"split": "none", "halved": 8}]}
 """Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""
 
 NARROW = {"tile_wgmma": 101}

@@ -7,6 +7,7 @@ try:
     from codegen.errors import CodegenError, InvalidConfig, InvalidProblem, UnsupportedDtype
     from codegen.problem import Shape
     from tuner.calls import backward, configs
+    from tuner.entry import tune
     from tuner.errors import (
         CompileError,
         DeviceLost,
@@ -20,7 +21,6 @@ try:
     from tuner.inputs import Gradients
     from tuner.outcome import Event, TuneResult
     from tuner.records import Record, Status
-    from tuner.tuning import tune
 except KeyboardInterrupt:
     if sys.argv[:1] == ["-m"]:  # `python -m tuner`, of which this is the longest part before tuner/__main__.py
         sys.exit(130)

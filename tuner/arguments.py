@@ -8,25 +8,19 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
+from codegen.arguments import USAGE as USAGE
+from codegen.arguments import Parser as Parser
 from codegen.config import Config
 from codegen.errors import CodegenError
 from codegen.problem import Shape
 from codegen.space import parse_config
 from tuner.errors import InputError, InputTypeError, TunerError
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: done; nothing was found, or this machine lacks something; the arguments make no sense; Ctrl-C."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+OK, FAILED, INTERRUPTED = 0, 1, 130
+"""Exit codes beside USAGE: done; nothing was found, or this machine lacks something; Ctrl-C."""
 
 
 def exit_status(program: str, work: Callable[[], int], debug: bool = False, interrupted: str = "interrupted") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -15,6 +16,9 @@ CPU_LIMIT_S = 60
 
 LIMIT_S = 300.0
 """For a compiler that waits instead of working, by the clock."""
+
+_running: dict[int, int] = {}
+"""By the number of each compiler's session, the process that started it, which a fork of that is not."""
 
 _LIMITED = 'ulimit -S -t "$1"; shift; exec "$@"'
 
@@ -35,9 +39,20 @@ def run_compiler(command: Sequence[str], folder: Path,
     # A session of its own, so that it can be ended with all that it has started.
     with subprocess.Popen(limited, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True) as process:
+        _running[process.pid] = os.getpid()
         try:
             out, said = process.communicate(timeout=LIMIT_S)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+        finally:
+            del _running[process.pid]
     return subprocess.CompletedProcess(limited, process.returncode, out, said)
+
+
+def end_compilers() -> None:
+    """Ends those that run in other threads of this process, with all that they have started, as if they had failed."""
+    for session, owner in list(_running.items()):
+        if owner == os.getpid():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.killpg(session, signal.SIGKILL)

@@ -68,7 +68,7 @@ class Weights:
 
 
 WEIGHTS = Weights()
-"""Those of predictions. With this overlap, of several from 0 to 1, predictions order best what an H200 took at five shapes, from
+"""Those of predictions. With this overlap, of several from 0 to 1, predictions order best what an H200 took at five shapes from
 16 rows of 8 and 16 values to 8192 rows of 768 and 2304: rank correlations 0.83 to 0.95."""
 
 PLAUSIBLE = 0.5

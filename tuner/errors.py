@@ -1,5 +1,9 @@
 """What can go wrong while kernels are compiled, run and chosen; each message says what to do."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class TunerError(Exception):
     """Root of everything this package raises on purpose."""
@@ -37,8 +41,22 @@ class DeviceLost(LaunchError):
     """A kernel took its process's GPU context with it, or no process can use the device any more: nothing can run there."""
 
 
+class RunEnded(DeviceLost):
+    """The run that asked for something has ended, or been stopped: nothing more is run for it."""
+
+
 class StorageLost(TunerError):
     """A storage that processes share cannot be opened, or not be reached any more."""
+
+
+class CannotWrite(TunerError, OSError):
+    """A file cannot be written; it has errno, strerror and filename as every OSError."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror or str(error), str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written ({self.strerror}); make room for it, or choose another place"
 
 
 class NoValidKernel(TunerError):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from codegen.config import Config
-from tuner.errors import DeviceLost, TunerError
+from tuner.errors import DeviceLost, RunEnded, TunerError
 from tuner.evaluate import Compiled, Judge
 from tuner.records import Record, Status
 from tuner.strategy import Strategy
@@ -49,7 +49,7 @@ def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool
 
     While some candidates are judged, the next ones compile. With one lane they are judged and told in the order in which they
     were asked for, not in the order in which they were compiled: the same times give the same search. With several, each is
-    recorded and told when it is finished. What is being judged when time is up is waited for.
+    recorded and told when it is finished. What is being judged when time is up is waited for, unless the judge is stopped.
 
     Args:
         on_record: called with each record.
@@ -69,6 +69,8 @@ def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool
         config = judging.pop(future)
         try:
             record = future.result()
+        except RunEnded:  # it was not judged, and has no record
+            return
         except DeviceLost as error:
             on_record(Record(config, Status.LAUNCH_ERROR, str(error)))
             raise

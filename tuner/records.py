@@ -6,7 +6,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
@@ -16,7 +17,7 @@ from typing import Any, TextIO
 from codegen.config import Config
 from codegen.space import parse_config
 from tuner.compact import KEPT, Errors, shared
-from tuner.errors import InputError
+from tuner.errors import CannotWrite, InputError
 from tuner.executors import Resources
 from tuner.timing.regimes import REGIMES, Regime
 from tuner.timing.stats import Summary
@@ -251,25 +252,28 @@ class Journal:
         records: of an earlier run, which this one goes on with.
 
     Raises:
-        OSError: the file cannot be written.
+        CannotWrite: the file cannot be written; from `add` and `settle` as well.
     """
 
     def __init__(self, path: Path, info: RunInfo, records: Iterable[Record] = ()) -> None:
         self._path = path
         self._info = info
         self.settle(records, finished=False)
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        with _writing(path):
+            self._file: TextIO = path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Ends the file; nothing can be added afterwards."""
-        self._file.close()
+        with _writing(self._path):  # what could not be added is tried again
+            self._file.close()
 
     def add(self, record: Record) -> None:
         """Appends one record; where it cost anything to make, it outlives the machine from then on."""
-        self._file.write(_line(record.as_json()))
-        self._file.flush()
-        if record.status is not Status.NOT_RUN:
-            os.fsync(self._file.fileno())
+        with _writing(self._path):
+            self._file.write(_line(record.as_json()))
+            self._file.flush()
+            if record.status is not Status.NOT_RUN:
+                os.fsync(self._file.fileno())
 
     def settle(self, records: Iterable[Record], finished: bool = True, end: Mapping[str, Any] | None = None) -> None:
         """Puts `records` in place of all that was added: the same candidates, now with their final times. `end`: as END."""
@@ -286,20 +290,30 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all: under a temporary name beside it, then renamed.
 
     Raises:
-        OSError: the folder cannot be written.
+        CannotWrite: there is no room, the folder cannot be written, ...
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Says of an OSError which file it is about: that of a full disk does not know."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the new name with nothing in it
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        raise CannotWrite(path, error) from error
 
 
 def _finite(value: float) -> float | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tuner.gate.gate import seconds_of
@@ -47,3 +50,15 @@ class Schedule:
     def passed(self, share: float) -> bool:
         """Whether such a part of the time to find the fastest is over."""
         return time.monotonic() >= self.begins + share * (self.finds - self.begins)
+
+
+@contextmanager
+def stopped_at(moment: float, stop: Callable[[], object]) -> Iterator[None]:
+    """Calls `stop` from another thread at a moment of time.monotonic(), unless the block has ended by then."""
+    timer = threading.Timer(max(0.0, moment - time.monotonic()), stop)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # where it has begun to stop, nothing new may begin before it has

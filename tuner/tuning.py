@@ -15,33 +15,30 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from codegen.config import Config
-from codegen.problem import Shape
 from codegen.render import render
 from codegen.space import make_config
 from tuner.ablation import ablate
-from tuner.arguments import as_dtype, as_flag, as_seconds, as_shape, as_text, as_whole, parse_names
 from tuner.candidates import nearest, survey
 from tuner.changed import Changed
-from tuner.choose import checked_executor, open_isolated
 from tuner.costmodel import plausible_us, predict
-from tuner.errors import DeviceLost, NoValidKernel, StorageLost, ToolchainError
+from tuner.errors import DeviceLost, RunEnded, StorageLost, ToolchainError
 from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Evaluator, Judge, Report
 from tuner.executors import Executor, Resources
 from tuner.gate.checks import SKIPPED, Check, out_of_time
 from tuner.gate.gate import contenders, open_gate
 from tuner.guess import longest, rank
-from tuner.outcome import Event, TuneResult, rejections, spills, why_no_winner
+from tuner.outcome import Event, TuneResult, rejections, spills
 from tuner.pipeline import told, try_in_turn
 from tuner.pipeline import workers as cores
 from tuner.provenance import now, sources_digest, version
 from tuner.records import Record, RunInfo, Status
 from tuner.request import Request
-from tuner.schedule import Schedule
+from tuner.schedule import Schedule, stopped_at
 from tuner.store import Store
 from tuner.strategy import Search, strategy_for
 from tuner.study.earlier import TakenUp
@@ -49,9 +46,9 @@ from tuner.timing import finals
 from tuner.timing.finals import Entrant
 from tuner.timing.health import open_watch
 from tuner.timing.regimes import as_regime
-from tuner.toolchain import Nvcc, find_nvcc
+from tuner.toolchain import find_nvcc
 from tuner.versions import versions
-from tuner.wisdom.recall import remember, seeds, seeds_first
+from tuner.wisdom.recall import seeds, seeds_first
 from tuner.workers.pool import Workers
 
 if TYPE_CHECKING:
@@ -72,6 +69,9 @@ SHORTLIST = 16
 FINALISTS, FINAL_WITHIN = 8, 1.25
 """The fastest are timed again in turns (tuner.timing.finals): at most so many, and only those whose first time lies within this
 factor of the best."""
+
+LATE = 10.0
+"""Seconds after time is up for which a run without a GPU waits for what is being judged; then it goes on without."""
 
 
 class TuningRun:
@@ -131,10 +131,15 @@ class TuningRun:
         """
         predicted = seeds_first(rank(self.space), self.space, self.info)
         try:
-            judge = self._search(predicted) if self._executor.measures else self._validate_best(predicted)
-            if self._lost is None:
-                self._pass_gate(judge)
-                self._ablate(judge, predicted)
+            judge = self._judge()
+            with self._in_time(judge):
+                if self._executor.measures:
+                    self._search(predicted, judge)
+                else:
+                    self._validate_best(predicted, judge)
+                if self._lost is None:
+                    self._pass_gate(judge)
+                    self._ablate(judge, predicted)
         except DeviceLost as error:
             self._lose(next(reversed(self._records), "its start"), error)
 
@@ -155,8 +160,7 @@ class TuningRun:
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
-    def _search(self, predicted: Mapping[Config, float]) -> Judge:
-        judge = self._judge()
+    def _search(self, predicted: Mapping[Config, float], judge: Judge) -> None:
         judge.best_us = math.inf if self._best is None else self._best.best_us
         ranked = self._short_enough(predicted)
         total = min(self._trials, len({*ranked, *self._records}))
@@ -164,7 +168,6 @@ class TuningRun:
         search = Search(ranked, predicted, self._trials, self._request.seed, seeds(self.info, self.space), tried)
         self._try(search, judge, 1 - FINAL_SHARE, lambda record: self._add(record, total))
         self._time_finalists(judge, self._finalists(judge))
-        return judge
 
     def _short_enough(self, predicted: Mapping[Config, float]) -> list[Config]:
         """All candidates, the predicted ones first, but for those of which a call would take too long."""
@@ -217,11 +220,8 @@ class TuningRun:
 
     # --- without -------------------------------------------------------------------------------------------------------------
 
-    def _validate_best(self, predicted: Mapping[Config, float]) -> Judge:
+    def _validate_best(self, predicted: Mapping[Config, float], judge: Judge) -> None:
         ranked = list(predicted)
-        limits = self._executor.limits
-        nvcc = _compiler(limits.arch)
-        judge = self._judge(None if nvcc is None else lambda config: self._report(nvcc, config))
         defaults = (nearest(make_config(name), ranked) for name in self.space.variants)
         chosen = dict.fromkeys((*ranked[:self._trials], *(config for config in defaults if config is not None)))
         shortlist = sorted(chosen, key=predicted.__getitem__)
@@ -236,16 +236,25 @@ class TuningRun:
             if config not in self._records:
                 reason = "time was up" if config in chosen else "not among the best predicted"
                 self._add(Record(config, Status.NOT_RUN, reason, predicted[config]), total)
-        return judge
 
     def _predicted(self, record: Record) -> Record:
         """With the time that the cost model says, now that the device compiler has said what the kernels use."""
         prediction = predict(self.problem, record.config, self._executor.limits, record.resources)
         return replace(record, time_us=prediction.time_us, resources=prediction.resources)
 
-    def _report(self, nvcc: Nvcc, config: Config) -> dict[str, Resources]:
-        source = render(self.problem, config)
-        return nvcc.compile(source.text, self._executor.limits.arch, self._store).resources(source.plan)
+    def _report(self) -> Report | None:
+        """What nvcc says of a candidate's kernels; None where this machine has none."""
+        arch = self._executor.limits.arch
+        try:
+            nvcc = find_nvcc(arch)
+        except ToolchainError:
+            return None
+
+        def report(config: Config) -> dict[str, Resources]:
+            source = render(self.problem, config)
+            return nvcc.compile(source.text, arch, self._store).resources(source.plan)
+
+        return report
 
     # --- both ----------------------------------------------------------------------------------------------------------------
 
@@ -262,6 +271,8 @@ class TuningRun:
             self._tell("examining the fastest", done, len(fastest))
             try:
                 passage = gate.examine(record)
+            except RunEnded:  # while it was examined: that it was not is what is said of it
+                return
             except DeviceLost as error:
                 self._records[record.config] = replace(record, status=Status.LAUNCH_ERROR, reason=str(error))
                 self._fastest = None
@@ -305,11 +316,17 @@ class TuningRun:
             return len(self._executor.lanes)
         return 1 if self._executor.measures else cores()
 
-    def _judge(self, report: Report | None = None) -> Judge:
+    def _judge(self) -> Judge:
         eps, seed, regime = self._request.eps, self._request.seed, as_regime(self._request.regime)
+        report = None if self._executor.measures else self._report()
         if isinstance(self._executor, Workers):
             return self._executor.judge(self.problem, eps=eps, seed=seed, regime=regime, report=report)
         return Evaluator(self._executor, self.problem, eps=eps, seed=seed, regime=regime, report=report)
+
+    def _in_time(self, judge: Judge) -> AbstractContextManager[None]:
+        """Where candidates run on the CPU, ends what does not end by itself soon after time is up. A GPU cannot be told to."""
+        late = self._timeout is not None and not self._executor.measures
+        return stopped_at(self._schedule.stops + LATE, judge.stop) if late else nullcontext()
 
     def _add(self, record: Record, total: int) -> Record:
         self._records[record.config] = record
@@ -338,62 +355,3 @@ class TuningRun:
 
 def _may_win(record: Record) -> bool:
     return record.status is Status.OK
-
-
-def _compiler(arch: str) -> Nvcc | None:
-    try:
-        return find_nvcc(arch)
-    except ToolchainError:
-        return None
-
-
-def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto", target: str = "sm_90",
-         dtype: str | type = "float32", eps: float = 1e-5, deterministic: bool = False,
-         variants: Iterable[str] | str | None = None, trials: int | None = None,
-         timeout: float | None = None, seed: int = 0, wants: Iterable[str] | str | None = None, store: Store | None = None,
-         on_event: Callable[[Event], None] = lambda event: None, param_dtype: str | type = "", accuracy: str = "",
-         regime: str = "warm") -> TuneResult:
-    """Finds the fastest valid kernel for a shape.
-
-    Args:
-        shape: "B,S,H,O", the four numbers, or a Shape.
-        executor: "auto", "cuda", "host", or one that is open already. By name, kernels run in processes of their own, where one
-            that hangs or crashes ends only itself; with an open executor they run in this process.
-        target: the architecture to predict for where there is no GPU.
-        dtype: data type of x, dy and dx, its name or NumPy's own.
-        eps: of the LayerNorm.
-        deterministic: only kernels whose results are bitwise reproducible.
-        variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
-        trials: the most candidates to try; None: 500 on a GPU, without one the best 16 (each variant's default comes on top).
-        timeout: seconds the run may take; None: 180 on a GPU, without one no limit. What has begun by then is ended.
-        seed: of the data and the search.
-        wants: the gradients to compute, a list of names or "dx,dw"; None: all five.
-        store: where compiled kernels are kept; None: the default store.
-        on_event: called after each step.
-        param_dtype: data type of gamma, beta, w and their gradients, `dtype` or float32; empty: `dtype`.
-        accuracy: the class every kernel must meet, fp32, tf32, fp16 or bf16; empty: that of `dtype`.
-        regime: "warm" or "cold": in which the fastest is sought; the finalists are timed in both.
-
-    Raises:
-        NoValidKernel: every candidate was rejected; the message names the most common reason.
-        InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the arguments make no sense.
-        ToolchainError: a compiler or library is missing.
-    """
-    request = Request(
-        as_shape(shape), as_dtype("dtype", dtype), eps, as_flag("deterministic", deterministic),
-        None if variants is None else parse_names(variants), None if trials is None else as_whole("trials", trials),
-        None if timeout is None else as_seconds("timeout", timeout), as_whole("seed", seed),
-        None if wants is None else frozenset(parse_names(wants)), param_dtype=as_dtype("param_dtype", param_dtype),
-        accuracy=as_text("accuracy", accuracy), regime=as_text("regime", regime))
-    request.problem()
-    target = as_text("target", target)
-    with (closing(open_isolated(executor, target, store)) if isinstance(executor, str)
-          else nullcontext(checked_executor(executor))) as opened:
-        run = TuningRun(request, opened, store=store, on_event=on_event)
-        run.execute()
-    result = run.result()
-    if result.winner is None:
-        raise NoValidKernel(why_no_winner(result))
-    if request.variants is None:
-        remember(result)
-    return result

@@ -1068,26 +1068,33 @@ __device__ __forceinline__ void finish_rows(const Params& p, int64_t first_row) 
   }
 }
 
+// N neighbouring elements from `column` on, of a row that ends at END: what lies beyond was never written, and counts as zero.
+template <int64_t END, int N, class T>
+__device__ __forceinline__ void load_before_end(float (&to)[N], const T* from, int64_t column) {
+  if (END % N == 0 || column + N <= END) return load(to, from, true);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = column + i < END ? to_float(from[i]) : 0.0f;
+}
+
 constexpr int SUM_CHAIN = 1024;  // terms in one float32 chain
 
 // to[c] = the sum over `count` rows of from[row][c], for the 128 columns a block owns: a lane has four of them, the warps share out
 // the rows. Their sums meet in a fixed order.
-template <class T>
-__device__ __forceinline__ void sum_rows(T* to, const float* from, int columns, int pitch, int64_t count,
-                                         int64_t first_column) {
+template <int COLUMNS, int PITCH, class T>
+__device__ __forceinline__ void sum_rows(T* to, const float* from, int64_t count, int64_t first_column) {
   float* totals = dynamic_shared();  // [ROW_BLOCK_WARPS][128]
   if (!to) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t column = first_column + lane * 4;
   float sum[4] = {};
-  if (column < columns) {
+  if (column < COLUMNS) {
     for (int64_t begin = warp; begin < count; begin += SUM_CHAIN * ROW_BLOCK_WARPS) {
       const int64_t end = begin + SUM_CHAIN * ROW_BLOCK_WARPS < count ? begin + SUM_CHAIN * ROW_BLOCK_WARPS : count;
       float part[4] = {};
 #pragma unroll 4
       for (int64_t row = begin; row < end; row += ROW_BLOCK_WARPS) {
         float value[4];
-        load(value, from + row * pitch + column, true);
+        load_before_end<COLUMNS>(value, from + row * PITCH + column, column);
 #pragma unroll
         for (int i = 0; i < 4; ++i) part[i] += value[i];
       }
@@ -1100,7 +1107,7 @@ __device__ __forceinline__ void sum_rows(T* to, const float* from, int columns, 
   for (int c = threadIdx.x; c < 128; c += FINISH_THREADS) {
     float total = totals[c];
     for (int other = 1; other < ROW_BLOCK_WARPS; ++other) total += totals[other * 128 + c];
-    if (first_column + c < columns) to[first_column + c] = from_float<T>(total);
+    if (first_column + c < COLUMNS) to[first_column + c] = from_float<T>(total);
   }
 }
 
@@ -1112,7 +1119,7 @@ __device__ __forceinline__ void sum_dw(const Params& p, int64_t block) {
 #pragma unroll 4
   for (int part = 0; part < p.splits; ++part) {
     float value[4];
-    load(value, p.dw_parts + part * static_cast<int64_t>(DW_PARTS_PITCH) + first, true);
+    load_before_end<W_SIZE>(value, p.dw_parts + part * static_cast<int64_t>(DW_PARTS_PITCH) + first, first);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[i] += value[i];
   }
@@ -1131,18 +1138,18 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS) gemm_finish(const _
   if (block < DW_SUM_BLOCKS) return sum_dw(p, block);
   block -= DW_SUM_BLOCKS;
   if (block < DB_SUM_BLOCKS) {
-    return sum_rows(p.db, p.db_parts, OUT, OUT_PITCH,
-                    (padded_rows(p) + PART - 1) / PART, block * 128);
+    return sum_rows<OUT, OUT_PITCH>(p.db, p.db_parts, (padded_rows(p) + PART - 1) / PART,
+                                         block * 128);
   }
   block -= DB_SUM_BLOCKS;
   if (block < DGAMMA_SUM_BLOCKS) {
-    return sum_rows(p.dgamma, p.dgamma_parts, HIDDEN, HIDDEN_PITCH,
-                    p.splits * G_TILES_O, block * 128);
+    return sum_rows<HIDDEN, HIDDEN_PITCH>(p.dgamma, p.dgamma_parts, p.splits * G_TILES_O,
+                                         block * 128);
   }
   block -= DGAMMA_SUM_BLOCKS;
   if (block < DBETA_SUM_BLOCKS) {
-    return sum_rows(p.dbeta, p.dbeta_parts, HIDDEN, HIDDEN_PITCH,
-                    p.splits * G_TILES_O, block * 128);
+    return sum_rows<HIDDEN, HIDDEN_PITCH>(p.dbeta, p.dbeta_parts, p.splits * G_TILES_O,
+                                         block * 128);
   }
   block -= DBETA_SUM_BLOCKS;
   finish_rows(p, block * BLOCK_ROWS);

@@ -299,6 +299,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_thread(const __grid_co
   accumulate_columns(p, rows, 0, COLUMN_THREADS);
 }
 
+// N neighbouring elements from `column` on, of a row that ends at END: what lies beyond was never written, and counts as zero.
+template <int64_t END, int N, class T>
+__device__ __forceinline__ void load_before_end(float (&to)[N], const T* from, int64_t column) {
+  if (END % N == 0 || column + N <= END) return load(to, from, true);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = column + i < END ? to_float(from[i]) : 0.0f;
+}
+
 // Second pass: sums `partial` [splits, PARTIAL_SIZE] over the splits. A lane owns SUM_VECTOR columns, a warp every
 // SUM_WARPS-th split; the warps' sums meet in shared memory, in warp order.
 __device__ __forceinline__ void store_total(const Params& p, index_t column, float total) {
@@ -318,12 +326,12 @@ extern "C" __global__ void __launch_bounds__(32 * SUM_WARPS) sum_partials(const 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + lane) * SUM_VECTOR;
   float sum[SUM_VECTOR] = {};
-  if (column < PARTIAL_SIZE) {
+  if (column < AT_END) {
     const float* from = p.partial + column;
 #pragma unroll 8
     for (int split = warp; split < p.splits; split += SUM_WARPS) {
       float value[SUM_VECTOR];
-      load(value, from + static_cast<int64_t>(split) * PARTIAL_SIZE, true);
+      load_before_end<AT_END>(value, from + static_cast<int64_t>(split) * PARTIAL_SIZE, column);
 #pragma unroll
       for (int v = 0; v < SUM_VECTOR; ++v) sum[v] += value[v];
     }
@@ -331,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(32 * SUM_WARPS) sum_partials(const 
 #pragma unroll
   for (int v = 0; v < SUM_VECTOR; ++v) totals[(warp * 32 + lane) * SUM_VECTOR + v] = sum[v];
   __syncthreads();
-  if (warp == 0 && column < PARTIAL_SIZE) {
+  if (warp == 0 && column < AT_END) {
 #pragma unroll
     for (int v = 0; v < SUM_VECTOR; ++v) {
       float total = sum[v];

@@ -1,4 +1,4 @@
-// tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles and looks at them first.
+// tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles.
 // Config: tile_wgmma:arithmetic=fp16,teams=1,stages=2,prefetch=1,reduction=two_pass
 //
 // Backward pass of y = Linear(LayerNorm(x)), float16 with float32 parameters, for rows of HIDDEN values and OUT outputs:
@@ -22,7 +22,7 @@ constexpr int STAGES = 2;  // stages of shared memory
 constexpr int H_PADDED = 64;  // columns of x and w, with padding
 constexpr int O_PADDED = 64;  // columns of dy, and rows of w, with padding
 constexpr int PREFETCH = 1;  // tiles that are brought to L2 before they are copied
-constexpr int PRODUCER_REGISTERS = 88;  // registers of a thread of the warpgroup that copies
+constexpr int PRODUCER_REGISTERS = 120;  // registers of a thread of the warpgroup that copies
 constexpr int CONSUMER_REGISTERS = 240;  // registers of a thread that multiplies
 constexpr int SUM_WARPS = 16;  // warps that share out the splits
 constexpr int SUM_VECTOR = 1;  // columns a lane sums
@@ -159,7 +159,7 @@ template <int REGISTERS>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
 // Matrix products of a warpgroup, 128 threads that call them together: d = a @ b, or += where `accumulate`; d [64,n] float,
-// a [64,16] and b [16,n] in shared memory, by descriptor; n is 64. A warp has 16 rows of d, each eight columns of them
+// a [64,16] and b [16,n] in shared memory, by descriptor; n is 8 or 64. A warp has 16 rows of d, each eight columns of them
 // as in mma_f16. They run by themselves: between fence_products and the wait for their group their sums and operands are theirs.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -169,6 +169,17 @@ template <int N>
 __device__ __forceinline__ void settle(float (&d)[N][4]) {  // behind the wait: the compiler must not use sums before it
 #pragma unroll
   for (int j = 0; j < N; ++j) asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+}
+template <bool A_BY_DEPTH>
+__device__ __forceinline__ void multiply_group_f16(float (&d)[1][4], unsigned long long a, unsigned long long b,
+                                                   bool accumulate) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 { "
+      "%0, %1, %2, %3"
+      " }, %4, %5, p, 1, 1, %7, 1; }"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(A_BY_DEPTH)));
 }
 template <bool A_BY_DEPTH>
 __device__ __forceinline__ void multiply_group_f16(float (&d)[8][4], unsigned long long a, unsigned long long b,
@@ -305,14 +316,14 @@ __device__ __forceinline__ void split_pair(unsigned (&planes)[PLANES], float fir
 
 // One pass over x and dy, as in tile_mma, with products of whole warpgroups. A block stays for many tiles of TILE_ROWS rows, keeps
 // w in shared memory and its part of G = dy^T @ xhat in registers. Its threads have one of two roles:
-//   looking      the last two warpgroups bring tiles to a ring of STAGES places in shared memory, and look at each: one at mean and
-//                rstd of x, one at sums of dy;
-//   multiplying  the others, in TEAMS that take tiles in turn. A warpgroup has SLICE columns of its team's tiles: there xhat, which
-//                takes the place of x, dn = dy @ w, dx and G. For each row's sums over all columns a team meets once a tile.
+//   bringing     the last warpgroup brings tiles to a ring of STAGES places in shared memory;
+//   multiplying  the others, in TEAMS that take tiles in turn. A warpgroup has SLICE columns of its team's tiles: there mean and
+//                rstd of x, xhat, which takes the place of x, dn = dy @ w, dx and G. A team meets where a row is shared.
+//                dy is summed by products with ones.
 constexpr int ITEM = sizeof(data_t);
 constexpr int QUAD_BYTES = 4 * ITEM;
 constexpr int VALUES = 16 / ITEM;  // of a chunk of 16 bytes
-constexpr int BLOCK_THREADS = THREADS + 256;
+constexpr int BLOCK_THREADS = THREADS + 128;
 constexpr int SLICE = 64;  // columns of x that a warpgroup has
 constexpr int SLICES = H_PADDED / SLICE;
 constexpr int TEAMS = THREADS / (128 * SLICES);
@@ -330,25 +341,21 @@ constexpr int W_PLANE_BYTES = O_PADDED * 128;
 constexpr int W_SLICE_BYTES = PLANES * W_PLANE_BYTES;
 constexpr int K_BYTES = K_STEP * 128;  // of a cell, rows of one product's depth
 
-// Lanes that share a row of dy in the look at it, a chunk each, and groups of lanes that have rows of their own.
-constexpr int DY_LANES = O_PADDED / VALUES;
-constexpr int DY_GROUPS = 128 / DY_LANES;
-
 // Numbers of barriers among warps.
-constexpr int LOOKING_AT_X = 1, LOOKING_AT_DY = 2, MULTIPLYING = 3, FIRST_TEAM = 4;
+constexpr int MULTIPLYING = 1, FIRST_TEAM = 3;
 
 using barrier_t = unsigned long long;
 
 struct Shared {
   char* stages;  // [STAGES]: cells of x, then of dy
   char* w;  // [SLICES][PLANES][O_PADDED]: rows of 64 columns
-  float4* stats;  // [STAGES][TILE_ROWS]: mean, rest, rstd
+  char* ones;  // K_STEP rows of 64 ones
+  float4* stats;  // [TEAMS][TILE_ROWS]: mean, rest, rstd, where two slices share a row
   float2* row_sums;  // [TEAMS][2][SLICES][TILE_ROWS]: of dn*gamma and dn*gamma*xhat
   float* gamma;  // [H_PADDED]
-  float* groups;  // [DY_GROUPS][O_PADDED]: sums of dy
-  barrier_t* looked;  // [STAGES]: a tile is there, and has been looked at
+  float* groups;  // [TEAMS][O_PADDED]: sums of dy
+  barrier_t* ready;  // [STAGES]: a tile is there
   barrier_t* empty;  // [STAGES]: a tile is done with
-  barrier_t* summed;  // the sums of dy are there
 };
 
 __device__ __forceinline__ Shared shared_layout() {
@@ -357,21 +364,20 @@ __device__ __forceinline__ Shared shared_layout() {
   Shared s;
   s.stages = at;
   s.w = s.stages + STAGES * STAGE_BYTES;
-  s.stats = reinterpret_cast<float4*>(s.w + SLICES * W_SLICE_BYTES);
-  s.row_sums = reinterpret_cast<float2*>(s.stats + STAGES * TILE_ROWS);
+  s.ones = s.w + SLICES * W_SLICE_BYTES;
+  s.stats = reinterpret_cast<float4*>(s.ones + K_BYTES);
+  s.row_sums = reinterpret_cast<float2*>(s.stats + TEAMS * TILE_ROWS);
   s.gamma = reinterpret_cast<float*>(s.row_sums + TEAMS * 2 * SLICES * TILE_ROWS);
   s.groups = s.gamma + H_PADDED;
-  s.looked = reinterpret_cast<barrier_t*>(s.groups + DY_GROUPS * O_PADDED);
-  s.empty = s.looked + STAGES;
-  s.summed = s.empty + STAGES;
+  s.ready = reinterpret_cast<barrier_t*>(s.groups + TEAMS * O_PADDED);
+  s.empty = s.ready + STAGES;
   return s;
 }
 __device__ __forceinline__ void init_barriers(const Shared& s) {
   for (int stage = 0; stage < STAGES; ++stage) {
-    init_barrier(s.looked + stage, 256);
+    init_barrier(s.ready + stage, 128);
     init_barrier(s.empty + stage, TEAM_THREADS);
   }
-  init_barrier(s.summed, 128);
   fence_barriers();
 }
 
@@ -383,6 +389,17 @@ __device__ __forceinline__ char* chunk_at(char* cells, unsigned row, unsigned ch
 // Elements 4 * quad, ... 4 * quad + 3 of a row.
 __device__ __forceinline__ data_t* quad_at(char* cells, unsigned row, unsigned quad) {
   return reinterpret_cast<data_t*>(chunk_at(cells, row, quad * QUAD_BYTES / 16) + quad * QUAD_BYTES % 16);
+}
+
+// N neighbouring values of a tile, two of a word at once.
+template <int N>
+__device__ __forceinline__ void load_values(float (&to)[N], const data_t* from) {
+  const auto words = *reinterpret_cast<const Vector<unsigned, N / 2>*>(from);
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    to[2 * i] = low_f16(words.element[i]);
+    to[2 * i + 1] = high_f16(words.element[i]);
+  }
 }
 
 // Planes of four neighbouring columns of a row, for the tensor cores. The sums of two neighbouring products of eight columns hold
@@ -475,6 +492,7 @@ __device__ __forceinline__ Wanted wanted_of(const Params& p) {
   wanted.dx = WANT_DX && p.dx;
   wanted.g = (WANT_DW && p.dw) || (WANT_DGAMMA && p.dgamma);
   wanted.db = wanted.g || (WANT_DB && p.db) || (WANT_DBETA && p.dbeta);
+  wanted.g = wanted.db;  // one goes with the other
   wanted.x = wanted.dx || wanted.g;
   return wanted;
 }
@@ -500,9 +518,10 @@ __device__ __forceinline__ Tile tile_at(const Params& p, const Shared& s, int st
 // Where a tile is in the ring of stages, and the phase in which the barriers of its stage wait for it.
 struct Place {
   int stage = 0, phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage < STAGES) return;
-    stage = 0;
+  __device__ __forceinline__ void advance(int tiles = 1) {  // STAGES at most
+    stage += tiles;
+    if (stage < STAGES) return;
+    stage -= STAGES;
     phase ^= 1;
   }
 };
@@ -551,40 +570,44 @@ __device__ __forceinline__ void prefetch_rows(const data_t* from, int valid) {
   }
 }
 
-// The tiles of x or of dy, rows of WIDTH values that lie behind the first AT bytes of a stage; for one warpgroup.
-template <int WIDTH, int PADDED, int AT>
+// The tiles of a block.
 struct Copies {
-  const data_t* tensor;  // null: not needed
+  const data_t* x;  // null: not needed
+  const data_t* dy;
   int tiles;
 
-  // Tile n of the block as a group of copies; nothing past the last one.
-  __device__ __forceinline__ void start(const Params& p, const Shared& s, int stage, int n) const {
+  template <int WIDTH, int PADDED>
+  __device__ __forceinline__ static void start_one(const Params& p, const Shared& s, const data_t* tensor, int at, int stage, int n,
+                                                   int tiles) {
     if (n < tiles && tensor) {
       const Tile t = tile_at(p, s, stage, n);
-      stage_rows<WIDTH, PADDED>(s.stages + stage * STAGE_BYTES + AT, tensor + t.first * WIDTH, t.valid);
+      stage_rows<WIDTH, PADDED>(s.stages + stage * STAGE_BYTES + at, tensor + t.first * WIDTH, t.valid);
     }
-    commit_copies();
     if (n + PREFETCH < tiles && tensor) {
       const Tile t = tile_at(p, s, stage, n + PREFETCH);
       prefetch_rows<WIDTH>(tensor + t.first * WIDTH, t.valid);
     }
+  }
+  // Tile n of the block as a group of copies; nothing past the last one.
+  __device__ __forceinline__ void start(const Params& p, const Shared& s, int stage, int n) const {
+    start_one<OUT, O_PADDED>(p, s, dy, X_BYTES, stage, n, tiles);
+    start_one<HIDDEN, H_PADDED>(p, s, x, 0, stage, n, tiles);
+    commit_copies();
   }
   __device__ __forceinline__ void start_first(const Params& p, const Shared& s) const {
 #pragma unroll 1
     for (int n = 0; n < STAGES; ++n) start(p, s, n, n);
   }
 
-  // Looks at one tile after the other as they come, and replaces those that are done with.
+  // Hands over one tile after the other as they come, and replaces those that are done with.
   template <class Look>
-  __device__ __forceinline__ void each(const Params& p, const Shared& s, int barrier, const Look& look) const {
-    Place place, done;  // of the tile that is looked at, and of the one that is replaced behind it
+  __device__ __forceinline__ void each(const Params& p, const Shared& s, const Look& look) const {
+    Place place, done;  // of the tile that is handed over, and of the one that is replaced behind it
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n, place.advance()) {
       wait_for_copy_groups<AHEAD - 1>();
-      if (AT > 0) fence_operands();  // dy is multiplied as it is
-      sync_threads(barrier, 128);
-      if (tensor) look(tile_at(p, s, place.stage, n), place.stage);
-      arrive(s.looked + place.stage);
+      look(tile_at(p, s, place.stage, n), place.stage);
+      arrive(s.ready + place.stage);
       if (n + AHEAD < STAGES) continue;
       if (n + AHEAD < tiles) wait_phase(s.empty + done.stage, done.phase);
       start(p, s, done.stage, n + AHEAD);
@@ -592,142 +615,6 @@ struct Copies {
     }
   }
 };
-using CopiesOfX = Copies<HIDDEN, H_PADDED, 0>;
-using CopiesOfDy = Copies<OUT, O_PADDED, X_BYTES>;
-
-// Statistics of the rows of x, eight lanes a row, and AT_ONCE rows at once. Rows that do not exist get zeros, which makes their
-// xhat zero.
-__device__ __forceinline__ void look_at_x(const Params& p, const Tile& t, float4* to) {
-  constexpr int CHUNKS = H_PADDED / VALUES / 8;  // of a lane
-  constexpr int AT_ONCE = CHUNKS * VALUES == 8 ? 4 : 2;
-  const int lane = threadIdx.x % 8, first = threadIdx.x % 128 / 8;
-  const auto keep = [&](int row, const RowStats& stats) {
-    const bool exists = row < t.valid;
-    to[row].x = exists ? stats.mean : 0.0f;
-    to[row].y = exists ? stats.rest : 0.0f;
-    to[row].z = exists ? stats.rstd : 0.0f;
-  };
-  if (p.mean && p.rstd) {
-#pragma unroll 1
-    for (int row = first; row < TILE_ROWS; row += 16) {
-      RowStats stats = {};
-      if (row < t.valid && lane == 0) stats = {p.mean[t.first + row], 0.0f, p.rstd[t.first + row]};
-      if (lane == 0) keep(row, stats);
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int step = 0; step < TILE_ROWS / 16; step += AT_ONCE) {
-    float x[AT_ONCE][CHUNKS][VALUES], mean[AT_ONCE], all_d[AT_ONCE], all_d2[AT_ONCE];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      float sum[4] = {};
-#pragma unroll
-      for (int c = 0; c < CHUNKS; ++c) {
-        load(x[i][c], reinterpret_cast<const data_t*>(chunk_at(t.x, (step + i) * 16 + first, 8 * c + lane)), true);
-#pragma unroll
-        for (int v = 0; v < VALUES; ++v) sum[v % 4] += x[i][c][v];
-      }
-      mean[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    }
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) mean[i] = lane_sum<8>(mean[i]) / HIDDEN;
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      float sum_d[4] = {}, sum_d2[4] = {};
-#pragma unroll
-      for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-        for (int v = 0; v < VALUES; ++v) {
-          const bool inside = H_PADDED == HIDDEN || (8 * c + lane) * VALUES + v < HIDDEN;
-          const float d = inside ? x[i][c][v] - mean[i] : 0.0f;
-          sum_d[v % 4] += d;
-          sum_d2[v % 4] = fmaf(d, d, sum_d2[v % 4]);
-        }
-      }
-      all_d[i] = (sum_d[0] + sum_d[1]) + (sum_d[2] + sum_d[3]);
-      all_d2[i] = (sum_d2[0] + sum_d2[1]) + (sum_d2[2] + sum_d2[3]);
-    }
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      all_d[i] = lane_sum<8>(all_d[i]);
-      all_d2[i] = lane_sum<8>(all_d2[i]);
-    }
-    // Lane i has row i of those at once.
-#pragma unroll
-    for (int i = 1; i < AT_ONCE; ++i) {
-      mean[0] = lane == i ? mean[i] : mean[0];
-      all_d[0] = lane == i ? all_d[i] : all_d[0];
-      all_d2[0] = lane == i ? all_d2[i] : all_d2[0];
-    }
-    const RowStats stats = row_stats(mean[0], all_d[0], all_d2[0], p.eps);
-    if (lane < AT_ONCE) keep((step + lane) * 16 + first, stats);
-  }
-}
-
-// Sums of dy over the rows that this lane's group has: a tile's rows in one chain, then all tiles.
-struct Sums {
-  float total[VALUES] = {};
-
-  // Adds a tile.
-  __device__ __forceinline__ void look_at_dy(const Tile& t) {
-    constexpr int STEPS = TILE_ROWS / DY_GROUPS, BATCH = STEPS < 8 ? STEPS : 8;
-    const int lane = threadIdx.x % 32, chunk = lane % DY_LANES;
-    const int first = threadIdx.x % 128 / DY_LANES;
-    float chain[VALUES] = {};
-#pragma unroll 1
-    for (int batch = 0; batch < STEPS; batch += BATCH) {
-#pragma unroll
-      for (int step = 0; step < BATCH; ++step) {
-        float dy[VALUES];
-        load(dy, reinterpret_cast<const data_t*>(chunk_at(t.dy, (batch + step) * DY_GROUPS + first, chunk)), true);
-#pragma unroll
-        for (int i = 0; i < VALUES; ++i) {
-          chain[i] += dy[i];
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < VALUES; ++i) total[i] += chain[i];
-  }
-
-  // A lane's values among those of all groups.
-  __device__ __forceinline__ static void store_chunk(float* groups, const float (&values)[VALUES]) {
-    store(groups + threadIdx.x % 128 / DY_LANES * O_PADDED + threadIdx.x % DY_LANES * VALUES, values);
-  }
-
- private:
-  __device__ __forceinline__ static void store(float* to, const float (&values)[VALUES]) {
-#pragma unroll
-    for (int i = 0; i < VALUES; i += 4) {
-      const float four[4] = {values[i], values[i + 1], values[i + 2], values[i + 3]};
-      store_quad(to + i, four);
-    }
-  }
-};
-
-// Of the warpgroup that has dy.
-__device__ __forceinline__ void look_at_all_dy(const Params& p, const Shared& s, const CopiesOfDy& copies) {
-  const int looker = threadIdx.x % 128;
-  Sums sums;
-  copies.each(p, s, LOOKING_AT_DY, [&](const Tile& t, int) {
-    sums.look_at_dy(t);
-  });
-  sync_threads(LOOKING_AT_DY, 128);
-  Sums::store_chunk(s.groups, sums.total);
-  sync_threads(LOOKING_AT_DY, 128);
-  for (int o = looker; o < O_PADDED; o += 128) {
-    float sum = s.groups[o];
-    for (int group = 1; group < DY_GROUPS; ++group) sum += s.groups[group * O_PADDED + o];
-    s.groups[o] = sum;
-    if (WANT_DB && p.db && o < OUT) emit(db_share(p) + o, sum);
-  }
-  arrive(s.summed);
-}
-// Of the warpgroup that has x.
-__device__ __forceinline__ void look_at_all_x(const Params& p, const Shared& s, const CopiesOfX& copies) {
-  copies.each(p, s, LOOKING_AT_X, [&](const Tile& t, int stage) { look_at_x(p, t, s.stats + stage * TILE_ROWS); });
-}
 
 constexpr float XHAT_SCALE = 1.0f, XHAT_INVERSE_SCALE = 1.0f;
 
@@ -739,39 +626,148 @@ __device__ __forceinline__ int own_row(int half) {
 }
 __device__ __forceinline__ int own_quad(int group) { return 4 * group + threadIdx.x % 4; }
 
+// Where they lie in a tile's cells. Places of chunks are changed by an exclusive or, and so a lane's differ in fixed bits from that
+// of its first.
+__device__ __forceinline__ data_t* own_values(char* cells, int half, int group) {
+  constexpr int GROUP_BYTES = 4 * QUAD_BYTES;
+  const unsigned lane = threadIdx.x % 4 * QUAD_BYTES, first = own_row(0) * 128 + (lane / 16 ^ own_row(0) % 8) * 16 + lane % 16;
+  return reinterpret_cast<data_t*>(cells + group * GROUP_BYTES / 128 * CELL_BYTES + half * (8 * 128) +
+                                   (first ^ group * GROUP_BYTES % 128));
+}
+// Their places in the planes that follow, two neighbours each, in the order that store_planes has.
+__device__ __forceinline__ unsigned* own_pair(char* plane, int half, int group, int pair) {
+  const unsigned first = own_row(0) * 128 + own_row(0) % 8 * 16 + threadIdx.x % 4 * 4;
+  return reinterpret_cast<unsigned*>(plane + half * (8 * 128) + (first ^ (group * 32 + pair * 16)));
+}
+
+// Statistics of ROWS rows at once, each of which four neighbouring lanes have, N values each. Takes the means off.
+template <int ROWS, int N, class Inside>
+__device__ __forceinline__ void take_means_off(float (&x)[ROWS][N], RowStats (&stats)[ROWS], float eps, const Inside& inside) {
+  float mean[ROWS], sum_d[ROWS], sum_d2[ROWS];
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+    float sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i % 4] += x[row][i];
+    mean[row] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) mean[row] = lane_sum<4>(mean[row]) / HIDDEN;
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+    float d[4] = {}, d2[4] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      x[row][i] = inside(i) ? x[row][i] - mean[row] : 0.0f;
+      d[i % 4] += x[row][i];
+      d2[i % 4] = fmaf(x[row][i], x[row][i], d2[i % 4]);
+    }
+    sum_d[row] = (d[0] + d[1]) + (d[2] + d[3]);
+    sum_d2[row] = (d2[0] + d2[1]) + (d2[2] + d2[3]);
+  }
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+    sum_d[row] = lane_sum<4>(sum_d[row]);
+    sum_d2[row] = lane_sum<4>(sum_d2[row]);
+    stats[row] = row_stats(mean[row], sum_d[row], sum_d2[row], eps);
+  }
+}
+
 struct Rows {
-  float xhat[2][GROUPS_H][4];  // times XHAT_SCALE
+  float xhat[2][4 * GROUPS_H];  // x at first, then x less its mean, then xhat, times XHAT_SCALE
   float g[2 * GROUPS_H][4] = {};  // dn, then dn*gamma, as sums of products
+  float2 sums[2];  // of dn*gamma and dn*gamma*xhat over the slice's columns of a row
+  RowStats stats[2];
   float factor[2];  // rstd
 
   // Element i of the four neighbours of a group.
   __device__ __forceinline__ float& g_at(int half, int group, int i) { return g[2 * group + i / 2][2 * half + i % 2]; }
+  __device__ __forceinline__ static bool is_inside(int slice, int group, int i) {
+    return H_PADDED == HIDDEN || slice * SLICE + own_quad(group) * 4 + i < HIDDEN;
+  }
 
-  // xhat of the slice, in PIECES that stand beside products: the first half of them make xhat of x, the others its planes, which
-  // take the place of x, a warp's that of its own rows.
-  static constexpr int PIECES = 4 * GROUPS_H;
-  __device__ __forceinline__ void normalize(const Shared& s, const Tile& t, int slice, int stage, bool want_g, int piece) {
-    char* const cells = t.x + slice * X_SLICE_BYTES;
-    const int half = piece / GROUPS_H % 2, group = piece % GROUPS_H;
-    float (&xhat_4)[4] = xhat[half][group];
-    if (piece < PIECES / 2) {
-      const float4 kept = s.stats[stage * TILE_ROWS + own_row(half)];
-      const float rstd = kept.z * XHAT_SCALE, rest = kept.y * rstd;
-      factor[half] = kept.z;
-      load(xhat_4, quad_at(cells, own_row(half), own_quad(group)), true);
+  // Starts to read mean and rstd of a lane's rows where the caller has them.
+  __device__ __forceinline__ void start_stats(const Params& p, const Tile& t) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool inside = H_PADDED == HIDDEN || slice * SLICE + own_quad(group) * 4 + i < HIDDEN;
-        xhat_4[i] = inside ? fmaf(xhat_4[i] - kept.x, rstd, -rest) : 0.0f;
+    for (int half = 0; half < 2; ++half) {
+      const int row = own_row(half);
+      stats[half] = {};
+      if (row < t.valid) stats[half] = {p.mean[t.first + row], 0.0f, p.rstd[t.first + row]};
+    }
+  }
+  // Takes the mean off x. Rows that do not exist get statistics of zeros, and so their xhat is zero.
+  __device__ __forceinline__ void centre(const Params& p, const Shared& s, const Tile& t, int team, int slice) {
+    const auto inside = [&](int i) { return is_inside(slice, i / 4, i % 4); };
+    const bool given = p.mean && p.rstd;
+    if (!given) take_means_off(xhat, stats, p.eps, inside);
+    if (SLICES > 1 || given) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4 * GROUPS_H; ++i) xhat[half][i] = inside(i) ? xhat[half][i] - stats[half].mean : 0.0f;
       }
-    } else if (want_g) {
-      if (piece == PIECES / 2) __syncwarp();  // the lanes of a row have read it
-      store_planes<CELL_BYTES>(cells, own_row(half), own_quad(group), xhat_4);
-      if (piece == PIECES - 1) fence_operands();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (own_row(half) >= t.valid) stats[half] = {};
     }
   }
 
-  // dn = dy @ w, and beside its products the PIECES of `meanwhile`.
+  // From x to xhat in so many parts, an even number, that stand beside products: the first half of them bring x, the others make
+  // planes of xhat, which take the place of x, a warp's that of its own rows. Between them the statistics of the rows come.
+  template <int PARTS>
+  __device__ __forceinline__ void normalize(const Params& p, const Shared& s, const Tile& t, int team, int slice, int stage,
+                                            bool want_g, int part) {
+    constexpr int QUADS = 2 * GROUPS_H, AT_ONCE = 2 * QUADS / PARTS;
+    char* const cells = t.x + slice * X_SLICE_BYTES;
+    const int first = part % (PARTS / 2) * AT_ONCE;
+    if (part < PARTS / 2) {
+#pragma unroll
+      for (int quad = first; quad < first + AT_ONCE; ++quad) {
+        float x[4];
+        load_values(x, own_values(cells, quad % 2, quad / 2));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) xhat[quad % 2][quad / 2 * 4 + i] = x[i];
+      }
+      return;
+    }
+    if (part == PARTS / 2) {
+      centre(p, s, t, team, slice);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        factor[half] = stats[half].rstd;
+        stats[half].rstd *= XHAT_SCALE;
+        stats[half].rest *= -stats[half].rstd;
+      }
+      __syncwarp();  // the lanes of a row have read it
+    }
+#pragma unroll
+    for (int quad = first; quad < first + AT_ONCE; ++quad) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& value = xhat[quad % 2][quad / 2 * 4 + i];
+        value = is_inside(slice, quad / 2, i) ? fmaf(value, stats[quad % 2].rstd, stats[quad % 2].rest) : 0.0f;
+      }
+    }
+    if (!want_g) return;
+#pragma unroll
+    for (int quad = first; quad < first + AT_ONCE; ++quad) {
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const float* const two = xhat[quad % 2] + quad / 2 * 4 + 2 * pair;
+        unsigned planes[PLANES];
+        split_pair(planes, two[0], two[1]);
+#pragma unroll
+        for (int plane = 0; plane < PLANES; ++plane) {
+          *own_pair(cells + plane * CELL_BYTES, quad % 2, quad / 2, pair) = planes[plane];
+        }
+      }
+    }
+    if (part == PARTS - 1) fence_operands();
+  }
+
+  // dn = dy @ w, and beside its products what is to be done `meanwhile`, in PARTS.
+  static constexpr int PARTS = 2;
   template <class Meanwhile>
   __device__ __forceinline__ void multiply_by_w(const Shared& s, const Tile& t, int slice, int stage, const Meanwhile& meanwhile) {
     const unsigned long long w = matrix_descriptor<128>(s.w + slice * W_SLICE_BYTES, 0);
@@ -784,52 +780,51 @@ struct Rows {
     }
     commit_products();
 #pragma unroll
-    for (int piece = 0; piece < PIECES; ++piece) meanwhile(piece);
+    for (int part = 0; part < PARTS; ++part) meanwhile(part);
     wait_for_products<0>();
     settle(g);
   }
 
   // From dn to dn*gamma, and the slice's part of the sums over each row.
   __device__ __forceinline__ void add_up(const Shared& s, int team, int slice, int turn) {
+    float sum[2][2] = {}, sum_xhat[2][2] = {};  // of a half, of even and of odd columns
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = 0.0f, sum_xhat = 0.0f;
+    for (int group = 0; group < GROUPS_H; ++group) {
+      float gamma[4];
+      load(gamma, s.gamma + slice * SLICE + 4 * own_quad(group), true);
 #pragma unroll
-      for (int group = 0; group < GROUPS_H; ++group) {
-        float gamma[4];
-        load(gamma, s.gamma + slice * SLICE + 4 * own_quad(group), true);
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& value = g_at(half, group, i);
           value = __fmul_rn(value, gamma[i]);
-          sum += value;
-          sum_xhat = fmaf(value, xhat[half][group][i], sum_xhat);
+          sum[half][i % 2] += value;
+          sum_xhat[half][i % 2] = fmaf(value, xhat[half][group * 4 + i], sum_xhat[half][i % 2]);
         }
       }
-      sum = lane_sum<4>(sum);
-      sum_xhat = lane_sum<4>(sum_xhat);
-      if (threadIdx.x % 4 == 0) row_sums(s, team, turn, slice)[own_row(half)] = make_float2(sum, sum_xhat);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sums[half] = make_float2(lane_sum<4>(sum[half][0] + sum[half][1]), lane_sum<4>(sum_xhat[half][0] + sum_xhat[half][1]));
+      if (SLICES > 1 && threadIdx.x % 4 == 0) row_sums(s, team, turn, slice)[own_row(half)] = sums[half];
     }
   }
-  // Those of two tiles at a time: a warpgroup may be a tile ahead of the others of its team.
+  // Those of two tiles at a time: a warpgroup may be a tile ahead of the other of its team.
   __device__ __forceinline__ static float2* row_sums(const Shared& s, int team, int turn, int slice) {
     return s.row_sums + ((team * 2 + turn) * SLICES + slice) * TILE_ROWS;
   }
 
-  __device__ __forceinline__ void finish(const Params& p, const Shared& s, const Tile& t, int team, int slice, int turn) {
-    data_t* const dx = p.dx + t.first * HIDDEN;
-    const bool aligned = is_aligned(dx, QUAD_BYTES);
+  template <bool ALIGNED>
+  __device__ __forceinline__ void finish(const Shared& s, data_t* dx, int valid, int team, int slice, int turn) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = own_row(half);
-      if (row >= t.valid) continue;
-      float2 sums = row_sums(s, team, turn, 0)[row];
-#pragma unroll
-      for (int other = 1; other < SLICES; ++other) {
-        const float2 more = row_sums(s, team, turn, other)[row];
-        sums = make_float2(sums.x + more.x, sums.y + more.y);
+      if (row >= valid) continue;
+      if (SLICES > 1) {
+        const float2 more = row_sums(s, team, turn, 1 - slice)[row];
+        sums[half] = make_float2(sums[half].x + more.x, sums[half].y + more.y);
       }
-      const float mean_g = sums.x / HIDDEN, mean_g_xhat = sums.y * (XHAT_INVERSE_SCALE * XHAT_INVERSE_SCALE) / HIDDEN;
+      const float mean_g = sums[half].x / HIDDEN, mean_g_xhat = sums[half].y * (XHAT_INVERSE_SCALE * XHAT_INVERSE_SCALE) / HIDDEN;
 #pragma unroll
       for (int group = 0; group < GROUPS_H; ++group) {
         const int h = slice * SLICE + own_quad(group) * 4;
@@ -837,14 +832,19 @@ struct Rows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float centred = g_at(half, group, i) - mean_g;  // exactly zero where all values are the same
-          out[i] = factor[half] * fmaf(-mean_g_xhat, xhat[half][group][i], centred);
+          out[i] = factor[half] * fmaf(-mean_g_xhat, xhat[half][group * 4 + i], centred);
           if (HIDDEN % 4 != 0 && h + i < HIDDEN) dx[row * HIDDEN + h + i] = from_float<data_t>(out[i]);
         }
         if (HIDDEN % 4 != 0 || h >= HIDDEN) continue;
-        if (aligned) store_quad(dx + row * HIDDEN + h, out);
+        if (ALIGNED) store_quad(dx + row * HIDDEN + h, out);
         else store(dx + row * HIDDEN + h, out, false);
       }
     }
+  }
+  __device__ __forceinline__ void finish(const Params& p, const Shared& s, const Tile& t, int team, int slice, int turn) {
+    data_t* const dx = p.dx + t.first * HIDDEN;
+    if (is_aligned(p.dx, QUAD_BYTES)) finish<true>(s, dx, t.valid, team, slice, turn);
+    else finish<false>(s, dx, t.valid, team, slice, turn);
   }
 };
 
@@ -854,6 +854,7 @@ constexpr int G_WARPS_O = SHARES_O ? 8 : 4;  // warps that share out the rows of
 
 struct Columns {
   float g[TILES_O][2 * GROUPS_G][4];  // part of G, as sums of products
+  float db[TILES_O][2];  // sums of dy
 
   __device__ __forceinline__ static int row_of_warps() { return threadIdx.x / 32 % G_WARPS_O; }
   __device__ __forceinline__ static int first_group() { return SHARES_O ? 0 : threadIdx.x / 128 % SLICES * GROUPS_G; }
@@ -863,11 +864,14 @@ struct Columns {
     return tile * 64 + row_of_warps() * 16 + half * 8 + g;
   }
 
-  // Adds the tile's rows to G.
-  __device__ __forceinline__ void accumulate(const Shared& s, const Tile& t, int slice, int stage) {
+  // Adds the tile's rows to G and to db, and beside the products does what is to be done `meanwhile`.
+  template <class Meanwhile>
+  __device__ __forceinline__ void accumulate(const Shared& s, const Tile& t, int slice, int stage, const Meanwhile& meanwhile) {
     constexpr int STEPS = TILE_ROWS / K_STEP;
     const unsigned long long xhat = matrix_descriptor<128>(t.x + (SHARES_O ? 0 : slice * X_SLICE_BYTES), X_SLICE_BYTES);
     const unsigned long long dy = matrix_descriptor<128>(t.dy + (SHARES_O ? slice * CELL_BYTES : 0), 0);
+    const unsigned long long ones = matrix_descriptor<128>(s.ones, 0);
+    float of_tile[TILES_O][1][4] = {};  // sums of dy, whose columns are all the same
     fence_products();
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
@@ -875,12 +879,19 @@ struct Columns {
       for (int tile = 0; tile < TILES_O; ++tile) {
         const unsigned long long a = dy + ((tile * CELL_BYTES + k * K_BYTES) >> 4);
         multiply_group_f16<true>(g[tile], a, xhat + (k * K_BYTES >> 4), true);
+        multiply_group_f16<true>(of_tile[tile], a, ones, k > 0);
       }
     }
     commit_products();
+    meanwhile();
     wait_for_products<0>();
 #pragma unroll
-    for (int tile = 0; tile < TILES_O; ++tile) settle(g[tile]);
+    for (int tile = 0; tile < TILES_O; ++tile) {
+      settle(g[tile]);
+      settle(of_tile[tile]);
+      db[tile][0] += of_tile[tile][0][0];
+      db[tile][1] += of_tile[tile][0][2];
+    }
   }
 
   // A lane's sums to shared memory, or from there.
@@ -916,12 +927,25 @@ struct Columns {
     }
   }
 
-  // The block's shares of all parameter gradients but db, by the first team.
+  // The block's shares of all parameter gradients, by the first team.
   __device__ __forceinline__ void emit_all(const Params& p, const Shared& s, int team) {
+    const int lane = threadIdx.x % 32;
+    float* const db_sums = s.groups;  // [TEAMS][O_PADDED]
+    if (lane % 4 == 0 && (SHARES_O || threadIdx.x / 128 % SLICES == 0)) {
+#pragma unroll
+      for (int tile = 0; tile < TILES_O; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) db_sums[team * O_PADDED + out_of(tile, half)] = db[tile][half];
+      }
+    }
     if (TEAMS > 1) add_teams(s, team);
     if (team > 0) return;
-    const int lane = threadIdx.x % 32;
-    const float* const db_sums = s.groups;
+    sync_threads(FIRST_TEAM, TEAM_THREADS);
+    for (int o = threadIdx.x; o < O_PADDED; o += TEAM_THREADS) {
+#pragma unroll
+      for (int other = 1; other < TEAMS; ++other) db_sums[o] += db_sums[other * O_PADDED + o];
+      if (WANT_DB && p.db && o < OUT) emit(db_share(p) + o, db_sums[o]);
+    }
     float* const vectors = reinterpret_cast<float*>(s.stages);  // [2][G_WARPS_O][H_PADDED]: dgamma and dbeta
     sync_threads(FIRST_TEAM, TEAM_THREADS);
     const bool want_dw = WANT_DW && p.dw, want_dgamma = WANT_DGAMMA && p.dgamma, want_dbeta = WANT_DBETA && p.dbeta;
@@ -991,29 +1015,33 @@ struct Columns {
 // Of a warpgroup that multiplies.
 __device__ __forceinline__ void multiply(const Params& p, const Shared& s, const Wanted& wanted, int tiles) {
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // as one value of the warp
-  const int team = group / SLICES, slice = group % SLICES;
+  const int team = TEAMS > 1 ? group / SLICES : 0, slice = group % SLICES;
   Columns columns = {};
   Place place;
+  place.advance(team);
 #pragma unroll 1
-  for (int n = 0; n < tiles; ++n, place.advance()) {
-    if (TEAMS > 1 && n % TEAMS != team) continue;
-    wait_phase(s.looked + place.stage, place.phase);
+  for (int n = team; n < tiles; n += TEAMS, place.advance(TEAMS)) {
     const Tile t = tile_at(p, s, place.stage, n);
     Rows rows;
-    const auto normalize = [&](int piece) { rows.normalize(s, t, slice, place.stage, wanted.g, piece); };
+    if (p.mean && p.rstd) rows.start_stats(p, t);
+    wait_phase(s.ready + place.stage, place.phase);
+    fence_operands();  // dy is multiplied as it was copied
+    const auto normalize = [&](int part) { rows.normalize<Rows::PARTS>(p, s, t, team, slice, place.stage, wanted.g, part); };
     if (wanted.dx) {
       rows.multiply_by_w(s, t, slice, place.stage, normalize);
       rows.add_up(s, team, slice, n / TEAMS % 2);
     } else if (wanted.x) {
 #pragma unroll
-      for (int piece = 0; piece < Rows::PIECES; ++piece) normalize(piece);
+      for (int part = 0; part < Rows::PARTS; ++part) normalize(part);
     }
     sync_threads(FIRST_TEAM + team, TEAM_THREADS);  // xhat and the sums over rows are there
-    if (wanted.dx) rows.finish(p, s, t, team, slice, n / TEAMS % 2);
-    if (wanted.g) columns.accumulate(s, t, slice, place.stage);
+    const auto finish = [&] {
+      if (wanted.dx) rows.finish(p, s, t, team, slice, n / TEAMS % 2);
+    };
+    if (wanted.g) columns.accumulate(s, t, slice, place.stage, finish);
+    else finish();
     arrive(s.empty + place.stage);
   }
-  wait_phase(s.summed, 0);
   sync_threads(MULTIPLYING, THREADS);
   columns.emit_all(p, s, team);
 }
@@ -1022,22 +1050,27 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) tile_wgmma(const 
   const Shared s = shared_layout();
   const Wanted wanted = wanted_of(p);
   if (threadIdx.x == 0) init_barriers(s);
-  const int tiles = tiles_of_block(p);
-  const CopiesOfX of_x = {wanted.x ? p.x : nullptr, tiles};
-  const CopiesOfDy of_dy = {p.dy, tiles};
-  if (threadIdx.x >= THREADS + 128) of_dy.start_first(p, s);
-  else if (threadIdx.x >= THREADS) of_x.start_first(p, s);
+  const Copies copies = {wanted.x ? p.x : nullptr, p.dy, tiles_of_block(p)};
+  if (threadIdx.x >= THREADS) copies.start_first(p, s);
   if (wanted.dx) load_w(p, s);
+  for (int i = threadIdx.x; i < K_BYTES / ITEM; i += BLOCK_THREADS) reinterpret_cast<data_t*>(s.ones)[i] = from_float<data_t>(1.0f);
   fence_operands();
   __syncthreads();
   if (threadIdx.x >= THREADS) {
     give_up_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x >= THREADS + 128) look_at_all_dy(p, s, of_dy);
-    else look_at_all_x(p, s, of_x);
+    copies.each(p, s, [](const Tile&, int) {});
   } else {
     take_registers<CONSUMER_REGISTERS>();
-    multiply(p, s, wanted, tiles);
+    multiply(p, s, wanted, copies.tiles);
   }
+}
+
+// N neighbouring elements from `column` on, of a row that ends at END: what lies beyond was never written, and counts as zero.
+template <int64_t END, int N, class T>
+__device__ __forceinline__ void load_before_end(float (&to)[N], const T* from, int64_t column) {
+  if (END % N == 0 || column + N <= END) return load(to, from, true);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = column + i < END ? to_float(from[i]) : 0.0f;
 }
 
 // Second pass: sums `partial` [splits, PARTIAL_SIZE] over the splits. A lane owns SUM_VECTOR columns, a warp every
@@ -1059,12 +1092,12 @@ extern "C" __global__ void __launch_bounds__(32 * SUM_WARPS) sum_partials(const 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * 32 + lane) * SUM_VECTOR;
   float sum[SUM_VECTOR] = {};
-  if (column < PARTIAL_SIZE) {
+  if (column < AT_END) {
     const float* from = p.partial + column;
 #pragma unroll 8
     for (int split = warp; split < p.splits; split += SUM_WARPS) {
       float value[SUM_VECTOR];
-      load(value, from + static_cast<int64_t>(split) * PARTIAL_SIZE, true);
+      load_before_end<AT_END>(value, from + static_cast<int64_t>(split) * PARTIAL_SIZE, column);
 #pragma unroll
       for (int v = 0; v < SUM_VECTOR; ++v) sum[v] += value[v];
     }
@@ -1072,7 +1105,7 @@ extern "C" __global__ void __launch_bounds__(32 * SUM_WARPS) sum_partials(const 
 #pragma unroll
   for (int v = 0; v < SUM_VECTOR; ++v) totals[(warp * 32 + lane) * SUM_VECTOR + v] = sum[v];
   __syncthreads();
-  if (warp == 0 && column < PARTIAL_SIZE) {
+  if (warp == 0 && column < AT_END) {
 #pragma unroll
     for (int v = 0; v < SUM_VECTOR; ++v) {
       float total = sum[v];

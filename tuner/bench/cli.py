@@ -137,7 +137,7 @@ def _measure(executor: RatedExecutor, cases: Sequence[Case], options: Options, f
     rates = Rates.measure(executor, None if torch is None else torch.matrix_tflops)
     setting = Setting(
         command, now(), version(), executor.device, versions(executor.limits.arch, {} if torch is None else torch.versions),
-        options.tuning.seed, options.samples, options.peers, rates, absent)
+        options.tuning.seed, options.samples, options.peers, rates, absent, tuple(case.title for case in cases))
     console, errors = Console(), Console(stderr=True)
     sheet = Sheet(folder, setting, cases, resume)
     missing = sheet.missing

@@ -19,8 +19,8 @@ def bench_json(results: Results) -> str:
     return json.dumps(results.as_json(), indent=1, allow_nan=False) + "\n"
 
 
-def bench_markdown(results: Results, planned: int) -> str:
-    """The same as a page; where fewer rows than `planned` are there, it says so."""
+def bench_markdown(results: Results) -> str:
+    """The same as a page; where rows are missing, it says so."""
     first, rows = results.parts[0], results.rows
     dates = list(dict.fromkeys((first.date, results.parts[-1].date)))
     lines = [
@@ -28,8 +28,8 @@ def bench_markdown(results: Results, planned: int) -> str:
         f"{' to '.join(dates)}; sources {first.version}; "
         + ", ".join(f"{name} {version}" for name, version in first.versions.items()) + ".", "",
         *(f"    {part.command}" for part in results.parts), ""]
-    if len(rows) < planned:
-        lines += [f"**{len(rows)} of {planned} rows are finished.**", ""]
+    if missing := results.missing:
+        lines += [f"**{len(rows)} of {len(rows) + len(missing)} rows are finished.** Missing: {'; '.join(missing)}.", ""]
     lines += _method(results.parts)
     for (dtype, accuracy), group in groupby(rows, lambda row: (row.case.problem.dtype, row.case.problem.accuracy)):
         lines += _section(f"{dtype}, class {accuracy}", accuracy, list(group), first.peers)

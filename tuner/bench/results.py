@@ -169,6 +169,7 @@ class Setting:
         peers: those asked for.
         rates: what the floors are from.
         absent: why there are no peers, as a sentence; None where there are, or none were asked for.
+        asked: titles of the rows that were asked for; none in files from before they were recorded.
     """
 
     command: str
@@ -181,6 +182,7 @@ class Setting:
     peers: tuple[str, ...]
     rates: Rates
     absent: str | None = None
+    asked: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The setting as JSON values."""
@@ -188,8 +190,15 @@ class Setting:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Setting:
-        """Reads `as_json` back."""
-        return cls(**{**values, "peers": tuple(values["peers"]), "rates": Rates(**values["rates"])})
+        """Reads `as_json` back.
+
+        Raises:
+            KeyError, TypeError: the values have another form.
+        """
+        names = {"peers": tuple(values["peers"]), "asked": tuple(values.get("asked", ()))}
+        if not all(isinstance(title, str) for title in names["asked"]):
+            raise TypeError(f"{names['asked']!r} are no titles of rows")
+        return cls(**{**values, **names, "rates": Rates(**values["rates"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +212,12 @@ class Results:
 
     parts: tuple[Setting, ...] = ()
     rows: tuple[Row, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Titles of the rows that were asked for, by whichever invocation, and are not there."""
+        there = {row.case.title for row in self.rows}
+        return tuple(dict.fromkeys(title for part in self.parts for title in part.asked if title not in there))
 
     def with_row(self, row: Row) -> Results:
         """One row more, in the place of an earlier one of the same case, else behind those of its data type and class."""

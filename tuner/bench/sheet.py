@@ -71,10 +71,9 @@ class Sheet:
         """Writes both files with one row more."""
         row = replace(row, part=len(self._parts) - 1)
         self._results = replace(self._results, parts=self._parts).with_row(row)
-        planned = len({case.key for case in self._cases} | {row.case.key for row in self._results.rows})
         markdown, values = self.paths
         write_text(values, bench_json(self._results))
-        write_text(markdown, bench_markdown(self._results, planned))
+        write_text(markdown, bench_markdown(self._results))
 
 
 def check_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ LIBRARY = "libcuda.so.1"
 _OPT_IN = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ATTRIBUTES = {
     "MAX_THREADS_PER_BLOCK": 1, "CLOCK_RATE": 13, "MULTIPROCESSOR_COUNT": 16, "MEMORY_CLOCK_RATE": 36,
     "GLOBAL_MEMORY_BUS_WIDTH": 37, "L2_CACHE_SIZE": 38, "MAX_THREADS_PER_MULTIPROCESSOR": 39, "COMPUTE_CAPABILITY_MAJOR": 75,
@@ -137,7 +138,7 @@ class Device:
             LaunchError: the code does not load, or a kernel is not in it.
         """
         handles = {}
-        with self._current():
+        with self._current(), self._beside_captures():
             module = ctypes.c_void_p()
             self.driver("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin))
             for name, shared_bytes in dynamic_shared.items():
@@ -162,6 +163,17 @@ class Device:
                 self.driver("cuStreamWaitEvent", ctypes.c_void_p(after), event, ctypes.c_uint(0))
             finally:
                 self.driver("cuEventDestroy_v2", event)
+
+    @contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """Another stream, or another thread, may be in the middle of a capture, which what takes memory would end, unless it is
+        declared to have nothing to do with that."""
+        mode = ctypes.c_int(_RELAXED)
+        self.driver("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self.driver("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
     @contextmanager
     def _current(self) -> Iterator[None]:

@@ -39,8 +39,8 @@ def adds(plan: Plan) -> frozenset[str]:
 
 _FUNCTIONS = ("cuLaunchKernel", "cuMemsetD8Async", "cuMemsetD32Async", "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
               "cuCtxPopCurrent_v2")
-_GRAPH_FUNCTIONS = ("cuStreamIsCapturing", "cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
-                    "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch")
+_GRAPH_FUNCTIONS = ("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuGraphCreate", "cuGraphAddKernelNode_v2",
+                    "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch")
 """Of CUDA 12; where the driver is older, there are no graphs."""
 
 

@@ -31,6 +31,7 @@ struct Driver {
   Status (*push)(Context context);
   Status (*pop)(Context* context);
   Status (*capturing)(void* stream, int* status);
+  Status (*exchange_mode)(int* mode);
   Status (*graph_create)(void** graph, unsigned flags);
   Status (*graph_add)(void** node, void* graph, void* const* after, size_t count, const KernelNode* values);
   Status (*graph_instantiate)(void** executable, void* graph, unsigned long long flags);
@@ -47,18 +48,23 @@ struct Step {
 
 constexpr unsigned MAX_PARAMETERS = 4096;  // what a kernel's parameters may take, in bytes
 constexpr unsigned MAX_NODES = 8, MAX_STREAMS = 4;
+constexpr unsigned long long DISUSED = 256;  // calls on other streams after which a stream counts as gone
+constexpr int RELAXED = 2;                   // CU_STREAM_CAPTURE_MODE_RELAXED
 
 struct Graph {
   void* stream;
-  void* executable;  // null: it could not be made
+  unsigned long long used;  // at which call
+  void* executable;         // null: it could not be made
   void* nodes[MAX_NODES];
 };
 
 // The graphs of one plan, in memory that was zero. A graph belongs to one stream, since the driver lets each launch of a graph wait
-// for the one before. They are kept for as long as the kernels, which are never unloaded.
+// for the one before; that of a stream that is used no more goes to another one. They are kept for as long as the kernels, which
+// are never unloaded.
 struct Graphs {
   std::atomic<bool> busy;  // the driver leaves it to its callers that no two threads use a graph at once
   unsigned count;
+  unsigned long long calls;
   Graph made[MAX_STREAMS];
 };
 
@@ -97,9 +103,10 @@ KernelNode node_of(const Step& step, void** argument) {
   return {step.function, {step.grid, 1, 1}, {step.block, 1, 1}, step.shared_bytes, argument, nullptr, nullptr, nullptr};
 }
 
-void make(const Call& call, unsigned char* parameters, Graph& made) {
+void build(const Call& call, unsigned char* parameters, Graph& made) {
   const Driver& driver = *call.driver;
   void *graph = nullptr, *argument = parameters;
+  made.executable = nullptr;
   if (driver.graph_create(&graph, 0) != 0) return;
   for (unsigned i = 0; i < call.steps_count; ++i) {
     const KernelNode values = node_of(call.steps[i], &argument);
@@ -108,18 +115,33 @@ void make(const Call& call, unsigned char* parameters, Graph& made) {
   if (driver.graph_instantiate(&made.executable, graph, 0) != 0) made.executable = nullptr;
 }
 
+// Another stream, or another thread, may be in the middle of a capture, which what takes memory would end, unless it is declared to
+// have nothing to do with that.
+void make(const Call& call, unsigned char* parameters, Graph& made) {
+  int mode = RELAXED;
+  if (call.driver->exchange_mode(&mode) != 0) return;
+  build(call, parameters, made);
+  call.driver->exchange_mode(&mode);
+}
+
 // The graph of a stream, made when it is first asked for; null where there is none.
 Graph* graph_for(const Call& call, unsigned char* parameters, void* stream) {
   Graphs& graphs = *call.graphs;
-  unsigned i = 0;
-  while (i < graphs.count && graphs.made[i].stream != stream) ++i;
-  if (i == MAX_STREAMS) return nullptr;
-  if (i == graphs.count) {
-    graphs.made[i].stream = stream;
-    make(call, parameters, graphs.made[i]);
-    ++graphs.count;
+  ++graphs.calls;
+  Graph *found = nullptr, *oldest = graphs.made;
+  for (Graph* graph = graphs.made; graph != graphs.made + graphs.count; ++graph) {
+    if (graph->stream == stream) found = graph;
+    if (graph->used < oldest->used) oldest = graph;
   }
-  return graphs.made[i].executable != nullptr ? &graphs.made[i] : nullptr;
+  if (found == nullptr) {
+    const bool room = graphs.count < MAX_STREAMS;
+    if (!room && graphs.calls - oldest->used < DISUSED) return nullptr;
+    found = room ? &graphs.made[graphs.count++] : oldest;
+    found->stream = stream;
+    if (found->executable == nullptr) make(call, parameters, *found);
+  }
+  found->used = graphs.calls;
+  return found->executable != nullptr ? found : nullptr;
 }
 
 // Whether the call was enqueued as a graph; if not, nothing was.

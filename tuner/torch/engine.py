@@ -56,10 +56,16 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
     Raises:
         LaunchError: the GPU refused it, or a kernel would have to be loaded while the stream is captured.
     """
-    if not serves(x) or type(grad) not in _PLAIN or _level() is not None or _forward_ad._current_level >= 0:  # as `transformed`
+    if not serves(x) or type(grad) not in _PLAIN or transformed():
         return None
+    needs, extension = tuple(needs), direct.extension
+    given = (grad, x, weight, bias, linear_weight, mean, rstd)
+    if extension is not None:
+        found: list[Tensor] | None = extension.backward(*given, eps, needs)
+        if found is not None:
+            return found
     out, hidden = linear_weight.shape
-    dtype, index, needs = x.dtype, x.get_device(), tuple(needs)
+    dtype, index = x.dtype, x.get_device()
     # Whatever the kernel depends on; what it asks of these is looked at once, when the key is new.
     key = (index, hidden, out, dtype, linear_weight.dtype, grad.dtype, None if weight is None else weight.dtype,
            None if bias is None else bias.dtype, needs, torch.are_deterministic_algorithms_enabled(),
@@ -70,20 +76,16 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         replay = _prepare(key)
     if replay is None:
         return None
-    compiled, stream = direct.compiled, stream_of(index)
-    if compiled is None:
-        return in_python(replay, stream, grad, x, weight, bias, linear_weight, mean, rstd, needs)
-    found: list[Tensor] | int | None = compiled(
-        *replay.handle, stream, grad, x, weight, bias, linear_weight, mean, rstd, needs)
-    if isinstance(found, int):
-        raise replay.fault(found)
-    return found
+    if extension is not None:
+        extension.learn(*given, eps, needs, replay)
+    return in_python(replay, stream_of(index), *given, needs)
 
 
 def forget() -> None:
     """Looks again for the best kernel of each call, as after a tuning run. Loaded kernels are kept."""
     engines.forget()
     _ready.clear()
+    direct.forget()
 
 
 @contextmanager

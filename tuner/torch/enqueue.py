@@ -26,10 +26,8 @@ def in_python(replay: Replay, stream: int, grad: Tensor, x: Tensor, weight: Tens
     Raises:
         LaunchError: the GPU refused it.
     """
-    if grad.dtype != x.dtype:
-        grad = grad.to(x.dtype)
-    grad, x, linear_weight = grad.contiguous(), x.contiguous(), linear_weight.contiguous()
-    weight, bias = None if weight is None else weight.contiguous(), None if bias is None else bias.contiguous()
+    grad, x, linear_weight = (_in_order(tensor) for tensor in (grad.to(x.dtype), x, linear_weight))
+    weight, bias = (None if tensor is None else _in_order(tensor) for tensor in (weight, bias))
     try:
         given = (grad.data_ptr(), x.data_ptr(), 0 if weight is None else weight.data_ptr(),
                  0 if bias is None else bias.data_ptr(), linear_weight.data_ptr())
@@ -53,3 +51,8 @@ def in_python(replay: Replay, stream: int, grad: Tensor, x: Tensor, weight: Tens
         scratch = workspace.data_ptr()
     replay((*given, *written, mean.data_ptr(), rstd.data_ptr()), scratch, stream)
     return results
+
+
+def _in_order(tensor: Tensor) -> Tensor:
+    """The tensor as memory that can be read as it is: C-contiguous, and no view that stands for the negative of its memory."""
+    return tensor.resolve_neg().contiguous()

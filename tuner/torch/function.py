@@ -6,28 +6,46 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from tuner.torch import engine, ops
+from tuner.torch import direct, engine, ops
+from tuner.torch.plain import plain_forward
 
 
 class _Eager(torch.autograd.Function):
-    """What `lnl::layer_norm_linear` is in a graph, without the dispatcher's share of the time."""
+    """What `lnl::layer_norm_linear` is in a graph, without the dispatcher's share of the time. direct.cpp has the same in C++."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
                 linear_bias: Tensor | None, eps: float, cast: Any) -> Tensor:
-        y, mean, rstd = ops.forward(x, weight, bias, linear_weight, linear_bias, eps, cast)
+        with torch._C._AutoDispatchBelowADInplaceOrView():  # or y would be a view, which may not be changed in place
+            y, mean, rstd = ops.forward(x, weight, bias, linear_weight, linear_bias, eps, cast)
         ctx.save_for_backward(x, weight, bias, linear_weight, mean, rstd)
         ctx.eps, ctx.cast = eps, cast
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, linear_weight, mean, rstd = ctx.saved_tensors
         needs = ctx.needs_input_grad[:5]
-        return ops.spread(ops.backward(grad, x, weight, bias, linear_weight, mean, rstd, ctx.eps, ctx.cast, needs), needs)
+        return ops.spread(ops.backward_again(grad, x, weight, bias, linear_weight, mean, rstd, ctx.eps, ctx.cast, needs), needs)
+
+
+class _Traced(torch.autograd.Function):
+    """What torch.compile sees: a forward pass of operations that it knows, and may fuse with what is beside them, and a backward
+    pass that is one operation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
+                linear_bias: Tensor | None, eps: float, cast: Any) -> Tensor:
+        y, mean, rstd = plain_forward(x, weight, bias, linear_weight, linear_bias, eps, cast)
+        ctx.save_for_backward(x, weight, bias, linear_weight, mean, rstd)
+        ctx.eps, ctx.cast = eps, cast
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs = list(ctx.needs_input_grad[:5])
+        return ops.spread(torch.ops.lnl.layer_norm_linear_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.cast, needs), needs)
 
 
 def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor,
@@ -51,6 +69,10 @@ def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, lin
     Raises:
         RuntimeError: shapes or data types do not go together, as PyTorch says; or a second derivative is asked for.
     """
+    if not torch.compiler.is_compiling() and direct.extension is not None:
+        served: Tensor | None = direct.extension.layer_norm_linear(x, weight, bias, linear_weight, linear_bias, float(eps))
+        if served is not None:
+            return served
     if not _is_served(x, weight, bias, linear_weight, linear_bias):
         functional = torch.nn.functional
         return functional.linear(functional.layer_norm(x, x.shape[-1:], weight, bias, eps), linear_weight, linear_bias)
@@ -58,7 +80,7 @@ def layer_norm_linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, lin
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     arguments = (x, weight, bias, linear_weight, linear_bias, float(eps), cast)
     if torch.compiler.is_compiling():
-        y, _, _ = torch.ops.lnl.layer_norm_linear(*arguments)
+        y = _Traced.apply(*arguments)
     elif torch.is_grad_enabled():
         y = _Eager.apply(*arguments)
     else:

@@ -1,8 +1,8 @@
 """The operations as PyTorch's dispatcher knows them: `lnl::layer_norm_linear` and its backward pass.
 
-torch.compile keeps both in its graphs, and autograd is registered for the first. Forward is by PyTorch's own kernels, which give
-the mean and 1/deviation of each row; backward is by the tuned kernel on a GPU (tuner/torch/engine.py), by PyTorch's own elsewhere
-and where no kernel computes what is asked for.
+torch.compile keeps the second in its graphs, and autograd is registered for the first. Forward is by PyTorch's own kernels, which
+give the mean and 1/deviation of each row; backward is by the tuned kernel on a GPU (tuner/torch/engine.py), by PyTorch's own
+elsewhere and where no kernel computes what is asked for. Both are in C++ as well (direct.cpp), which takes their place on a GPU.
 """
 
 from __future__ import annotations
@@ -62,6 +62,15 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         return plain_backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, cast, needs)
 
 
+def backward_again(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,
+                   rstd: Tensor, eps: float, cast: Any, needs: Sequence[bool]) -> list[Tensor]:
+    """As `backward`, but where gradients are to be differentiated, by the operation, whose derivative raises."""
+    if torch.is_grad_enabled():
+        return list(torch.ops.lnl.layer_norm_linear_backward(
+            grad, x, weight, bias, linear_weight, mean, rstd, eps, cast, list(needs)))
+    return backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, cast, needs)
+
+
 def _without_autocast(x: Tensor) -> Any:
     """What autocast would do is in `cast`, and compiled graphs run without it."""
     kind = x.device.type
@@ -113,8 +122,7 @@ def _differentiate_twice(context: Any, *_: Any) -> NoReturn:
 def _register() -> None:
     for name, implementation, fake in (("layer_norm_linear", forward, _fake_forward),
                                        ("layer_norm_linear_backward", backward, _fake_backward)):
-        for device in ("CPU", "CUDA"):
-            _library.impl(name, implementation, device)
+        _library.impl(name, implementation, "CompositeExplicitAutograd")  # to which a GPU's own (direct.cpp) is preferred
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     torch.library.register_autograd(f"{NAMESPACE}::layer_norm_linear", _differentiate, setup_context=_set_up, lib=_library)
     torch.library.register_autograd(f"{NAMESPACE}::layer_norm_linear_backward", _differentiate_twice, lib=_library)

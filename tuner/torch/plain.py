@@ -29,7 +29,7 @@ def plain_backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor 
         wide = flat if cast is None else flat.to(torch.float32)
         dn = (dy @ _to(linear_weight, cast)).to(wide.dtype)
         statistics = [statistic.to(_statistics_type(wide)).reshape(rows, 1) for statistic in (mean, rstd)]
-        asked = [needs_x, needs_weight, needs_bias]
+        asked = [needs_x, needs_weight and weight is not None, needs_bias and bias is not None]
         found |= enumerate(torch.ops.aten.native_layer_norm_backward(
             dn, wide, [hidden], *statistics, _like(weight, wide, cast), _like(bias, wide, cast), asked))
     if needs_linear_weight:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from codegen.problem import GRADIENTS, Problem
+from tuner.entry import tune
 from tuner.outcome import TuneResult
 from tuner.torch import engine
-from tuner.tuning import tune
 from tuner.wisdom.book import Book
 from tuner.wisdom.recall import exact
 

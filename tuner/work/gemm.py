@@ -49,6 +49,11 @@ def _in_fragments(setting: Setting) -> bool:
     return setting.params.get("split") == "fragments"
 
 
+def _as_it_is(setting: Setting) -> bool:
+    """Whether the products copy dy as it is, so that there are no planes of it."""
+    return setting.params.get("split") in ("fragments", "none")
+
+
 def _in_epilogue(setting: Setting) -> bool:
     """Whether the products' epilogue turns dn into dx."""
     return setting.params["finish"] == "epilogue"
@@ -58,7 +63,7 @@ def _prepare(setting: Setting) -> Work:
     problem, part = setting.problem, setting.constants["PART"]
     rows, hidden, out = problem.rows, problem.hidden, problem.out
     written = 0.0 if _in_loop(setting) else _PAIR * _planes(setting)
-    sets = 0 if _in_fragments(setting) else _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
+    sets = 0 if _as_it_is(setting) else _wants_dn(setting) + _wants_g(setting) if _is_scaled(setting) else 1
     held = part <= 128
     read_again = 0 if held or not written or not _is_scaled(setting) else 1
     reads_dy = "DY_TILES_O" in setting.constants
@@ -135,7 +140,7 @@ def _finish(setting: Setting) -> Work:
     if "DW_SUM_BLOCKS" in constants:
         sums = float(problem.hidden * problem.out) * (4 * setting.splits + setting.param_size)
     # In the products of G; but in those of warpgroups only where they read dy as it is.
-    sums_dy = _wants_g(setting) and (_in_fragments(setting) or (setting.data_size == 2 and "groups" not in setting.params))
+    sums_dy = _wants_g(setting) and (_as_it_is(setting) or (setting.data_size == 2 and "groups" not in setting.params))
     db_parts = setting.splits if sums_dy else math.ceil(problem.rows / constants["PART"])
     chain = 2 * L2 + 2 * (5 * SHUFFLE + 2 * BARRIER) + values * 3 * FMA
     return Work(

@@ -43,6 +43,8 @@ def _wgmma(setting: Setting) -> Work:
     deepest = max(dn_steps * (dn_tiles > 0), g_steps * (g_tiles > 0), 1)
     in_fragments = setting.params["split"] == "fragments"
     half = dn_steps / 2 if in_fragments and dn_tiles > setting.blocks else deepest / 2
+    if "HALVED" in constants:
+        half /= 2
     of_block = max(steps / setting.blocks + half, deepest) if tiles > setting.blocks else float(deepest)
     matrix = float(block_m * block_n * block_k * products(arithmetic))  # of a step
     promoted = 2.0 * block_m * block_n / 32 * block_k / constants["PROMOTE"] if "PROMOTE" in constants else 0.0  # instructions

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from codegen.config import Config
 from codegen.render import Source, render
-from tuner.errors import CompileError, DeviceLost, LaunchError
+from tuner.errors import CompileError, DeviceLost, LaunchError, RunEnded
 from tuner.evaluate import Compiled, Report, reported
 from tuner.executors import Timing
 from tuner.gate.recheck import Audit
@@ -138,8 +138,13 @@ class IsolatedJudge:
 
     def _ask(self, request: Message, limit_s: float) -> Message:
         if self._stopped.is_set():
-            raise DeviceLost("the run has ended")
-        return self._workers.ask({**request, "job": self._job.as_json()}, limit_s, self._stopped.is_set)
+            raise RunEnded("the run has ended")
+        try:
+            return self._workers.ask({**request, "job": self._job.as_json()}, limit_s, self._stopped.is_set)
+        except (Died, DeviceLost) as error:
+            if self._stopped.is_set():  # the candidate had no part in it
+                raise RunEnded("the run has ended") from error
+            raise
 
     def _limit(self, config: Config) -> float:
         return self._workers.patience.for_candidate(self._workers.facts, self._job.problem, config)

@@ -10,7 +10,7 @@ from functools import partial
 
 from codegen.config import Config
 from codegen.problem import Problem
-from tuner.errors import DeviceLost, NoSuchDevice, ToolchainError
+from tuner.errors import DeviceLost, NoSuchDevice, RunEnded, ToolchainError
 from tuner.evaluate import Report
 from tuner.pipeline import workers as cores
 from tuner.timing.regimes import Regime
@@ -101,6 +101,9 @@ class Workers:
             lane = self._free.take()
             try:
                 reply = lane.ask(request, limit_s, given_up)
+            except RunEnded:
+                self._free.give(lane)
+                raise
             except DeviceLost as error:
                 if not self._free.lose(lane):
                     raise
@@ -225,7 +228,7 @@ class Lane:
         """The worker, which has opened its device. Raises DeviceLost: none can be started, or nobody wants it any more."""
         while self.worker is None:
             if given_up():
-                raise DeviceLost("the run has ended")
+                raise RunEnded("the run has ended")
             try:
                 self.worker, _ = self._start()
             except ToolchainError as error:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ from torch import Tensor, nn
 
 WARM_UP = 5
 """Steps that are not timed: kernels are compiled and memory is taken in the first."""
+
+PARTS = 9
+"""The timed steps are taken in so many parts, of which the median counts: others at work on the machine disturb some of them."""
 
 TEXT = "constitution.txt"
 
@@ -46,7 +51,7 @@ class Curve:
 
     Attributes:
         losses: of each step.
-        step_ms: the time of a step, forward, backward and update, milliseconds.
+        step_ms: the time of a step, forward, backward and update, milliseconds: the median of the parts.
     """
 
     losses: tuple[float, ...]
@@ -66,11 +71,17 @@ def train(model: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], tex
     generator = torch.Generator().manual_seed(setting.seed)
     text = text.to(setting.device)
     steps: list[Tensor] = []
-    begin = time.perf_counter()
-    for step in range(setting.steps):
-        if step == min(WARM_UP, setting.steps - 1):
+    first_timed = min(WARM_UP, setting.steps - 1)
+    part = max(1, (setting.steps - first_timed) // PARTS)
+    marks: list[float] = []
+
+    def mark(step: int) -> None:
+        if step >= first_timed and (step - first_timed) % part == 0:
             _wait(setting.device)
-            begin = time.perf_counter()
+            marks.append(time.perf_counter())
+
+    for step in range(setting.steps):
+        mark(step)
         first = torch.randint(len(text) - setting.length, (setting.batch, 1), generator=generator).to(setting.device)
         places = first + torch.arange(setting.length + 1, device=setting.device)
         sample = text[places]
@@ -81,9 +92,8 @@ def train(model: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], tex
         loss.backward()
         optimizer.step()
         steps.append(loss.detach())
-    _wait(setting.device)
-    timed = setting.steps - min(WARM_UP, setting.steps - 1)
-    return Curve(tuple(torch.stack(steps).tolist()), 1e3 * (time.perf_counter() - begin) / timed)
+    mark(setting.steps)
+    return Curve(tuple(torch.stack(steps).tolist()), 1e3 * median(after - before for before, after in pairwise(marks)) / part)
 
 
 def _wait(device: str) -> None:
