@@ -1063,9 +1063,14 @@ __device__ __forceinline__ void finish_rows(const Params& p, int64_t first_row) 
 // N neighbouring elements from `column` on, of a row that ends at END: what lies beyond was never written, and counts as zero.
 template <int64_t END, int N, class T>
 __device__ __forceinline__ void load_before_end(float (&to)[N], const T* from, int64_t column) {
-  if (END % N == 0 || column + N <= END) return load(to, from, true);
+  if constexpr (END % N == 0) {
+    load(to, from, true);
+  } else if (column + N <= END) {
+    load(to, from, true);
+  } else {
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = column + i < END ? to_float(from[i]) : 0.0f;
+    for (int i = 0; i < N; ++i) to[i] = column + i < END ? to_float(from[i]) : 0.0f;
+  }
 }
 
 constexpr int SUM_CHAIN = 1024;  // terms in one float32 chain

@@ -1053,7 +1053,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) tile_wgmma(const 
   const Copies copies = {wanted.x ? p.x : nullptr, p.dy, tiles_of_block(p)};
   if (threadIdx.x >= THREADS) copies.start_first(p, s);
   if (wanted.dx) load_w(p, s);
-  for (int i = threadIdx.x; i < K_BYTES / ITEM; i += BLOCK_THREADS) reinterpret_cast<data_t*>(s.ones)[i] = from_float<data_t>(1.0f);
+  data_t* const ones = reinterpret_cast<data_t*>(s.ones);
+  for (int i = threadIdx.x; i < K_BYTES / ITEM; i += BLOCK_THREADS) ones[i] = from_float<data_t>(1.0f);
   fence_operands();
   __syncthreads();
   if (threadIdx.x >= THREADS) {
@@ -1068,9 +1069,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) tile_wgmma(const 
 // N neighbouring elements from `column` on, of a row that ends at END: what lies beyond was never written, and counts as zero.
 template <int64_t END, int N, class T>
 __device__ __forceinline__ void load_before_end(float (&to)[N], const T* from, int64_t column) {
-  if (END % N == 0 || column + N <= END) return load(to, from, true);
+  if constexpr (END % N == 0) {
+    load(to, from, true);
+  } else if (column + N <= END) {
+    load(to, from, true);
+  } else {
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = column + i < END ? to_float(from[i]) : 0.0f;
+    for (int i = 0; i < N; ++i) to[i] = column + i < END ? to_float(from[i]) : 0.0f;
+  }
 }
 
 // Second pass: sums `partial` [splits, PARTIAL_SIZE] over the splits. A lane owns SUM_VECTOR columns, a warp every
