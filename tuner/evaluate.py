@@ -163,6 +163,11 @@ class Material:
         if self._measures:
             _ = self.timed_inputs
 
+    def prepare_screen(self) -> None:
+        """Makes what is needed for screening and timing alone."""
+        self.validator.prepare_screen()
+        _ = self.timed_inputs
+
     @cached_property
     def recheck(self) -> Recheck:
         """What the winner must pass besides."""

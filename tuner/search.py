@@ -8,8 +8,10 @@ All that is known lies in the study: a trial is a config, its value is the time,
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, cast
 
 import optuna
@@ -107,9 +109,9 @@ class ModelSampler(BaseSampler):
         self._seed = seed
         self._all = {config: config for config in candidates}
         self._starts = [config for config in dict.fromkeys((*first, *self._own_starts())) if config in self._all]
-        self._tried: dict[Config, None] = {}  # in order
-        self._told: dict[Config, float | None] = {}
-        self._finished: set[int] = set()
+        self._tried: dict[Config, float | None] = {}  # in order, with what was told of it: NaN where nothing was yet
+        self._tolds = 0
+        self._finished = bytearray()  # of each trial, whether it is
         self._budget = budget
         self._neighbours = by_variant(candidates) if len(candidates) > MOST else {}
         self._model = self._fresh_model()
@@ -179,48 +181,55 @@ class ModelSampler(BaseSampler):
         return next((config for config in self._candidates if config not in self._tried), None) if chosen is None else chosen
 
     def _take(self, config: Config) -> None:
-        self._tried[config] = None
+        self._tried[config] = math.nan
         if config in self._model:
             self._model.take(config)
 
     def _learn(self, trials: Sequence[FrozenTrial]) -> None:
         """Takes in what became of trials, and which others there are."""
+        self._finished.extend(bytes(max(0, len(trials) - len(self._finished))))
         for trial in trials:
-            if trial.number in self._finished or (found := config_of(trial.params)) not in self._all:
+            if self._finished[trial.number] or (found := config_of(trial.params)) not in self._all:
                 continue
             config = self._all[found]
             if config not in self._tried:
                 self._take(config)
             if trial.state.is_finished():
-                self._finished.add(trial.number)
+                self._finished[trial.number] = True
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-                self._told[config] = trial.value
+                self._tolds += _untold(self._tried[config])
+                self._tried[config] = trial.value
                 if config in self._model:
                     self._model.tell(config, trial.value)
-        if self._neighbours and len(self._told) >= self._recentred + RECENTRED:
+        if self._neighbours and self._tolds >= self._recentred + RECENTRED:
             del self._model  # two of them would take twice the memory
             self._model = self._fresh_model()
 
     def _fresh_model(self) -> Surrogate:
         """The model with what is known so far, of all candidates or of a part of them that is worth a look now."""
-        self._recentred = len(self._told)
+        self._recentred = self._tolds
         chosen = self._candidates
+        told = {config: time for config, time in self._tried.items() if not _untold(time)}
         if self._neighbours:
-            timed = {config: time for config, time in self._told.items() if time is not None}
+            timed = {config: time for config, time in told.items() if time is not None}
             best = sorted(timed, key=timed.__getitem__)[:CENTRES]
             near = [config for centre in best for config in self._neighbours[centre.variant].within(centre, REACH)[:MOST // 8]]
             fastest = sorted(self._predicted, key=self._predicted.__getitem__)[:MOST // 4]
             others = random.Random(f"{self._seed} {self._recentred}").sample(self._candidates, MOST // 4)
             chosen = list(dict.fromkeys((*self._tried, *near, *fastest, *others)))
         model = Surrogate(chosen, self._predicted, self._budget)
-        model.recall(self._tried, self._told)
+        model.recall(self._tried, told)
         return model
+
+
+def _untold(time_us: float | None) -> bool:
+    return time_us is not None and math.isnan(time_us)
 
 
 class SharingStorage(InMemoryStorage):
     """Optuna's storage in this process, in which finished trials share what is the same in many of them and never changes again:
-    the distributions of a variant, the config behind the parameters, and attributes and intermediate values, of which there are
-    none.
+    the distributions of a variant, the config behind the parameters, attributes and intermediate values, of which there are
+    none, and the date, which is that of the study.
 
     Args:
         candidate: as ModelSampler.candidate.
@@ -231,12 +240,15 @@ class SharingStorage(InMemoryStorage):
         self._candidate = candidate
         self._spaces: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
         self._nothing: dict[Any, Any] = {}
+        self._date = datetime.now()
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """As InMemoryStorage."""
         done = super().set_trial_state_values(trial_id, state, values)
         trial = self._get_trial(trial_id)
         trial.distributions = self._spaces.setdefault(tuple(trial.distributions), trial.distributions)
+        if state.is_finished():
+            trial.datetime_start = trial.datetime_complete = self._date
         if state.is_finished() and not (trial.user_attrs or trial.system_attrs or trial.intermediate_values):
             trial.user_attrs = trial.system_attrs = trial.intermediate_values = self._nothing
         if state.is_finished() and (config := config_of(trial.params)) is not None:

@@ -164,6 +164,10 @@ class Validator:
         """Makes the data and the references now, which the first validation would make otherwise."""
         _ = self._cases, self._varied_case
 
+    def prepare_screen(self) -> None:
+        """As prepare, for `screen` alone."""
+        _ = self._varied_case
+
     @cached_property
     def _cases(self) -> tuple[Case, ...]:
         random, hard = (repeated(self._base(generate, rows), rows, self.seed)

@@ -109,6 +109,7 @@ class Recorder:
         left = [config for config in self._order() if config not in self._recorded.results]
         for config, reason in self._too_long(left):
             self._add(config, Result(Status.NOT_RUN, reason))
+        self._material.prepare_screen()  # or it would be part of the first config's time, and taken for a hang
         for config, compiled in self._compiled([config for config in left if config not in self._recorded.results]):
             with self._watched(config):
                 result = self._judge(config, compiled)
