@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from statistics import median
 
 import pytest
 import torch
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.cuda
 
 CALL_US = 15.0
 """What a backward call may cost the CPU, beside what autograd itself does."""
+
+SPELLS, SPELL_S = 8, 0.5
 
 
 @pytest.mark.parametrize(("rows", "hidden", "out"), [(16, 8, 16), (8192, 768, 3072)], ids=str)
@@ -34,10 +36,10 @@ def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], No
     direct.start().join()
     assert direct.extension is not None  # what Python takes until then is not what is asked about
     call()
-    times = cpu_us(call)
-    record_property("call_us", times[0])
-    print(f"a backward call at {rows},{hidden},{out} costs the CPU {times[0]:.1f} us, in the median {median(times):.1f} us")
-    assert times[0] < CALL_US
+    least = cpu_us(call, CALL_US)
+    record_property("call_us", least)
+    print(f"a backward call at {rows},{hidden},{out} costs the CPU {least:.1f} us")
+    assert least < CALL_US
 
 
 def test_a_chain_of_layers_costs_the_cpu_less_than_with_pytorchs_own(record_property: Callable[[str, object], None]) -> None:
@@ -57,19 +59,25 @@ def test_a_chain_of_layers_costs_the_cpu_less_than_with_pytorchs_own(record_prop
         one, many = grads_of([first], function), grads_of([first, *others], function)
         one()
         with without_python() if name == "the tuned" else nullcontext():
-            costs[name] = (cpu_us(many)[0] - cpu_us(one)[0]) / len(others)
+            costs[name] = (cpu_us(many) - cpu_us(one)) / len(others)
         record_property(name, costs[name])
         print(f"in a long backward pass a layer of {name} costs the CPU {costs[name]:.1f} us")
     assert costs["the tuned"] < costs["PyTorch's own"]
 
 
-def cpu_us(call: Callable[[], object]) -> list[float]:
-    """Microseconds of CPU that a call takes, sorted; other processes can only add to it."""
-    times = []
-    while len(times) < 50 or (len(times) < 400 and sum(times) < 4e5):  # some seconds, or less
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(10):
-            call()
-        times.append((time.perf_counter() - begin) / 10 * 1e6)
-    return sorted(times)
+def cpu_us(call: Callable[[], object], enough: float = math.inf) -> float:
+    """Microseconds of CPU that a call takes: the least, in several spells apart in time, as others at work on the machine can
+    only add to it, some for seconds. A time below `enough` is enough."""
+    least = math.inf
+    for spell in range(SPELLS):
+        time.sleep(0.5 if spell > 0 else 0.0)
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < SPELL_S:
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(10):
+                call()
+            least = min(least, (time.perf_counter() - begin) / 10 * 1e6)
+        if least < enough:
+            break
+    return least
