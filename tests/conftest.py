@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """Why tests were deselected."""
     described = dict(line.split(": ", 1) for line in config.getini("markers") if ": " in line)
-    return [f"{count} tests are marked {marker}, which {described[marker]}"
+    return [f"{marker}: {count} deselected; {described[marker]}"
             for marker, count in config.stash.get(_missing, {}).items() if count > 0]
 
 
