@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import BrokenExecutor, Future
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +28,7 @@ from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE
 from tuner.candidates import survey
 from tuner.errors import ToolchainError
 from tuner.guess import rank
-from tuner.prebuild import Builders, built
+from tuner.prebuild import AHEAD, Builders, Built, built
 from tuner.publish import Folder
 from tuner.store import Store
 from tuner.toolchain import Nvcc, find_nvcc
@@ -79,21 +81,34 @@ def test_what_is_compiled_when_time_is_up_stays(own_store: Store, capsys: pytest
     assert done < len(RANKED) and len(entries()) >= max(1, done)
 
 
-def test_an_interrupted_compilation_leaves_no_process_and_no_half_entry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda ending: ending.name)
+def test_a_compilation_that_is_ended_leaves_no_process_and_no_half_entry(tmp_path: Path, ending: signal.Signals) -> None:
     environment = {**os.environ, "LNL_STORE": str(tmp_path)}
     many = [*ARGUMENTS, "--variants", "row_shared"]
     process = subprocess.Popen([sys.executable, "-m", "tuner", *many], cwd=ROOT, env=environment, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    while not list(tmp_path.glob("??/*/key.json")):
+    while not (list(tmp_path.glob("??/*/key.json")) and compilers(tmp_path)):
         assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == INTERRUPTED and said == "compile: interrupted; run the same command again to go on\n"
+        time.sleep(0.02)
+    process.send_signal(ending)
+    _, said = process.communicate(timeout=60)  # which ends with the last process that has its end of the pipe
+    if ending is not signal.SIGKILL:
+        assert process.returncode == INTERRUPTED and said == "compile: interrupted; run the same command again to go on\n"
     with pytest.raises(ProcessLookupError):  # the whole session is gone
         for _ in range(600):
             os.killpg(process.pid, 0)
             time.sleep(0.05)
+    assert not compilers(tmp_path) and not list(tmp_path.glob("??/.building-*"))
+
+
+def compilers(store: Path) -> list[Path]:
+    """The processes that work in folders of the store. They have sessions of their own."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if (process / "cwd").readlink().is_relative_to(store):
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize(("more", "said"), [
@@ -116,6 +131,26 @@ def test_a_builder_that_is_killed_ends_the_run_with_a_sentence(own_store: Store)
             os.kill(child, signal.SIGKILL)
         with pytest.raises(ToolchainError, match="ended from outside"):
             list(finished)
+
+
+def test_a_pool_that_broke_since_takes_nothing_and_that_is_a_sentence() -> None:
+    """The process died while the last outcome was looked at."""
+    class Broken:
+        count = 1
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def submit(self, config: Config) -> Future[Built]:
+            self.asked += 1
+            if self.asked > AHEAD:
+                raise BrokenExecutor
+            future = Future[Built]()
+            future.set_result(Built(render(PROBLEM, config), {}))
+            return future
+
+    with pytest.raises(ToolchainError, match="ended from outside"):
+        list(built(Broken(), RANKED[:AHEAD + 1], 0.05))
 
 
 # --- retime ------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from codegen.config import Config
 from codegen.limits import TARGETS, Limits, target
-from tuner.arguments import FAILED, OK, Parser, exit_status
+from tuner.arguments import FAILED, OK, Parser, exit_status, terminated_as_interrupted
 from tuner.asked import add_options, request
 from tuner.candidates import survey
 from tuner.errors import InputError, NoValidKernel
@@ -69,7 +69,7 @@ def _compile(options: argparse.Namespace, command: str) -> int:
         raise NoValidKernel(f"no kernel can compute rows of {space.problem.hidden} and {space.problem.out} values there")
     counts: Counter[str] = Counter()
     said = began
-    with Builders(space.problem, limits.arch, store, options.jobs) as builders:
+    with Builders(space.problem, limits.arch, store, options.jobs) as builders, terminated_as_interrupted():
         for found in built(builders, chosen, _GLANCE_S):
             at = time.monotonic()
             if found is not None:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -17,6 +20,7 @@ from typing import Protocol
 from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import Source, render
+from tuner.compilers import end_compilers
 from tuner.errors import CompileError, ToolchainError
 from tuner.executors import Resources
 from tuner.store import Store
@@ -27,6 +31,9 @@ AHEAD = 6
 
 POLITE = 5
 """By how much builders give way to the process that takes times."""
+
+_GLANCE_S = 0.05
+"""How often a builder that nobody wants any more looks whether it has begun another compiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ class Builds(Protocol):
 
 
 class Builders(AbstractContextManager["Builders"], Builds):
-    """Processes that compile; they are ended on leaving, whatever they are at.
+    """Processes that compile. On leaving they are ended, whatever they are at, and so are the compilers that they have started;
+    the same happens when this process ends in any other way.
 
     Args:
         problem: what the kernels compute.
@@ -68,10 +76,10 @@ class Builders(AbstractContextManager["Builders"], Builds):
 
     def __init__(self, problem: Problem, arch: str, store: Store, count: int) -> None:
         self.count = count
-        before = set(multiprocessing.active_children())
-        self._others = {child.pid for child in before}
         # Spawned: a process that holds a GPU's context, or threads, must not be forked.
-        self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (problem, arch, store.root))
+        spawning = multiprocessing.get_context("spawn")
+        ended, self._open = spawning.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(count, spawning, _begin, (problem, arch, store.root, ended))
 
     def submit(self, config: Config) -> Future[Built]:
         """As Builds.submit."""
@@ -79,9 +87,7 @@ class Builders(AbstractContextManager["Builders"], Builds):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
-            if child.pid not in self._others:
-                child.terminate()
+        self._open.close()
 
 
 def built(builds: Builds, configs: Iterable[Config], glance_s: float) -> Iterator[tuple[Config, Built] | None]:
@@ -93,8 +99,9 @@ def built(builds: Builds, configs: Iterable[Config], glance_s: float) -> Iterato
     waiting = iter(configs)
     flying: dict[Future[Built], Config] = {}
     while True:
-        while len(flying) < AHEAD * builds.count and (config := next(waiting, None)) is not None:
-            flying[builds.submit(config)] = config
+        with _none_ended():
+            while len(flying) < AHEAD * builds.count and (config := next(waiting, None)) is not None:
+                flying[builds.submit(config)] = config
         if not flying:
             return
         done = wait(flying, timeout=glance_s, return_when=FIRST_COMPLETED).done
@@ -102,25 +109,59 @@ def built(builds: Builds, configs: Iterable[Config], glance_s: float) -> Iterato
             yield None
         for future in [future for future in flying if future in done]:
             config = flying.pop(future)
-            try:
+            with _none_ended():
                 found = future.result()
-            except BrokenExecutor as error:
-                raise ToolchainError("a process that compiles was ended from outside, perhaps for want of memory") from error
             yield config, found
 
 
+@contextmanager
+def _none_ended() -> Iterator[None]:
+    try:
+        yield
+    except BrokenExecutor as error:
+        raise ToolchainError("a process that compiles was ended from outside, perhaps for want of memory") from error
+
+
 _here: tuple[Problem, str, Nvcc, Store] | None = None
-"""Of a builder."""
+_building = _leaving = False
+"""Of a builder: what for, whether it is at it, and whether nobody wants it any more."""
 
 
-def _begin(problem: Problem, arch: str, root: Path) -> None:
+def _begin(problem: Problem, arch: str, root: Path, ended: Connection) -> None:
     global _here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for all processes; the first one ends the others
+    threading.Thread(target=_leave, args=(ended,), daemon=True).start()
     os.nice(POLITE)
     _here = problem, arch, find_nvcc(arch), Store(root)
 
 
+def _leave(ended: Connection) -> None:
+    """Gives up what is built once the first process has closed its end of the pipe, or has been killed. Where it lives, its pool
+    ends this process. Nobody may kill it: in the middle of a result that would leave the pool waiting for ever."""
+    global _leaving
+    with suppress(EOFError):
+        ended.recv()
+    _leaving = True
+    first = multiprocessing.parent_process()
+    while True:
+        end_compilers()
+        if not _building and first is not None and not first.is_alive():
+            os._exit(1)
+        time.sleep(_GLANCE_S)
+
+
 def _build(config: Config) -> Built:
+    global _building
+    _building = True
+    try:
+        if _leaving:
+            raise CancelledError
+        return _built(config)
+    finally:
+        _building = False
+
+
+def _built(config: Config) -> Built:
     assert _here is not None
     problem, arch, nvcc, store = _here
     source = render(problem, config)
