@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -274,6 +274,55 @@ def test_cupy_makes_and_adds_on_the_gpu_of_the_array(monkeypatch: pytest.MonkeyP
     assert arrays_module.empty_like(array, (4,), "float32", STREAM) == "on GPU 1"
     arrays_module.add_into(array, array, STREAM)
     assert CUPY.log == [1] and CupyDevice.current == [0]
+
+
+class TorchTensor:
+    """A tensor on GPU 1 of the PyTorch below."""
+
+    is_cuda, device = True, 1
+
+    def new_empty(self, shape: tuple[int, ...], dtype: str) -> tuple[int, int]:
+        return TORCH.current[-1]
+
+    def detach(self) -> TorchTensor:
+        return self
+
+    def add_(self, found: object) -> None:
+        TORCH.added.append(TORCH.current[-1])
+
+
+TorchTensor.__module__ = "torch"
+
+
+class Torch(ModuleType):
+    """PyTorch as far as streams are used, each a GPU and a handle. It takes the handle 0 for none, and gives another stream."""
+
+    float32 = "float32"
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        self.current, self.added = [(0, 0)], list[tuple[int, int]]()
+        self.cuda = SimpleNamespace(stream=self._stream, default_stream=lambda device: (device, 0),
+                                    ExternalStream=lambda handle, device: (device, handle or 0xBAD))
+
+    @contextmanager
+    def _stream(self, stream: tuple[int, int]) -> Iterator[None]:
+        self.current.append(stream)
+        yield
+        self.current.pop()
+
+
+TORCH = Torch()
+
+
+@pytest.mark.parametrize(("stream", "handle"), [(STREAM, STREAM), (0, 0), (arrays_module.LEGACY_STREAM, 0)])
+def test_pytorch_makes_and_adds_on_the_stream_of_the_call(monkeypatch: pytest.MonkeyPatch, stream: int, handle: int) -> None:
+    monkeypatch.setitem(sys.modules, "torch", TORCH)
+    monkeypatch.setattr(TORCH, "added", [])
+    tensor = TorchTensor()
+    assert arrays_module.empty_like(tensor, (4,), "float32", stream) == (1, handle)
+    arrays_module.add_into(tensor, tensor, stream)
+    assert TORCH.added == [(1, handle)] and TORCH.current == [(0, 0)]
 
 
 def test_what_cannot_add_says_so(fake: FakeDriver, data: Inputs) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from tests.torch_on_gpu import check, grads, on_gpu, torch_forward, without_python
 from tests.torch_on_host import LIMITS, close, exact
 from tuner.errors import LaunchError
+from tuner.launcher.driver import open_driver
 from tuner.launcher.program import Replay
 from tuner.torch import LayerNormLinear, convert, direct, engine, layer_norm_linear, ops
 from tuner.torch.module import FusedLinear
@@ -123,30 +124,51 @@ def test_a_captured_graph_follows_its_inputs(way: bool) -> None:
 
 def test_what_is_made_beside_a_capture_does_not_end_it(way: bool) -> None:
     """A stream is captured in the mode that forbids every thread what takes memory. Another stream gets its graph meanwhile."""
-    x, *others = (tensor.detach() for tensor in on_gpu(16, hidden=8, out=16) if tensor is not None)
-    grad = torch.randn(16, 16, device="cuda")
+    out = 24 if way else 20  # a kernel of its own, of which no other stream has a graph
+    x, *others = (tensor.detach() for tensor in on_gpu(16, hidden=8, out=out) if tensor is not None)
+    grad = torch.randn(16, out, device="cuda")
     _, mean, rstd = ops.forward(x, *others, 1e-5, None)
 
     def call() -> list[Tensor]:
         return ops.backward(grad, x, *others[:3], mean, rstd, 1e-5, None, (True,) * 5)
 
-    captured, beside, graph = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    captured.wait_stream(torch.cuda.current_stream())
+    captured, beside, driver = torch.cuda.Stream(), torch.cuda.Stream(), open_driver()
+    for stream in (captured, beside):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.empty(1 << 20, device="cuda", dtype=torch.uint8)  # PyTorch keeps it for the stream, and takes no more below
     with torch.cuda.stream(captured):
         call()
-    (replay,) = (value for key, value in engine._ready.items() if key[1:3] == (8, 16) and key[-2] == 16 and value is not None)
-    assert replay._graphs is not None
-    before = graphs_of(replay)
-    with torch.cuda.graph(graph, stream=captured, capture_error_mode="global"):
-        found = call()
+    (replay,) = (value for key, value in engine._ready.items() if key[1:3] == (8, out) and value is not None)
+    assert replay._call.graphs and replay.workspace_bytes < 1 << 19 and graphs_of(replay) == 1
+    with capture(captured) as graph:
+        with torch.cuda.stream(captured):
+            found = call()
         with torch.cuda.stream(beside):
             at_once = call()
-    assert graphs_of(replay) == before + 1
-    graph.replay()
+    assert graphs_of(replay) == 2
+    executable = ctypes.c_void_p()
+    driver("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_uint64(0))
+    driver("cuGraphLaunch", executable, ctypes.c_void_p(captured.cuda_stream))
     torch.cuda.synchronize()
     right = exact([tensor.requires_grad_() for tensor in (x, *others)], grad)
     for results in (found, at_once):
         assert all(close(got, value, LIMITS[torch.float32]) for got, value in zip(results, right, strict=True))
+
+
+@contextmanager
+def capture(stream: torch.cuda.Stream) -> Iterator[ctypes.c_void_p]:
+    """Captures a stream by the driver alone, so that one that was ended from without leaves nothing behind in PyTorch.
+
+    Yields:
+        What is the handle of the graph after the block.
+    """
+    driver, handle, graph = open_driver(), ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+    driver("cuStreamBeginCapture_v2", handle, ctypes.c_int(0))  # CU_STREAM_CAPTURE_MODE_GLOBAL
+    try:
+        yield graph
+    finally:
+        driver("cuStreamEndCapture", handle, ctypes.byref(graph))
 
 
 def graphs_of(replay: Replay) -> int:

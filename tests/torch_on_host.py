@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -69,9 +71,13 @@ LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch
 """The accuracy class of each data type; float64 is PyTorch's own."""
 
 
+def error_of(got: Tensor | None, right: Tensor | None) -> float:
+    """The relative Frobenius error; 0 where neither is there, infinite where one is, or they are of two shapes."""
+    if got is None or right is None:
+        return 0.0 if got is right else math.inf
+    return (got.double() - right).norm().item() / max(right.norm().item(), 1e-30) if got.shape == right.shape else math.inf
+
+
 def close(got: Tensor | None, right: Tensor | None, limit: float) -> bool:
     """Whether both are there, of one shape, and the relative Frobenius error is within the limit; or neither is there."""
-    if got is None or right is None:
-        return got is right
-    scale = max(right.norm().item(), 1e-30)
-    return got.shape == right.shape and (got.double() - right).norm().item() <= limit * scale
+    return error_of(got, right) <= limit

@@ -214,7 +214,8 @@ def _current(array: Any, stream: int) -> Iterator[None]:
             yield
     elif array.is_cuda:
         cuda = importlib.import_module("torch").cuda
-        with cuda.stream(cuda.ExternalStream(stream, array.device)):
+        by_default = stream in (0, LEGACY_STREAM)  # of 0, ExternalStream makes some other stream, which waits for nothing
+        with cuda.stream(cuda.default_stream(array.device) if by_default else cuda.ExternalStream(stream, array.device)):
             yield
     else:
         yield
