@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen import gemm_mma, reduction
+from codegen import gemm_mma, gemm_plan, reduction
 from codegen.arithmetic import PLANES
 from codegen.dtypes import ITEMSIZE
 from codegen.gemm_tiles import Tiles, sizes_of
 from codegen.limits import Limits
 from codegen.plan import Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number, round_up
+from codegen.variant import Clash, Params, Variant, number, round_up, too_much_shared
 
 _ARCH = "sm_90a"
 """The only architecture with wgmma and setmaxnreg ("Asynchronous Warpgroup Level Matrix Instructions" of the PTX ISA)."""
@@ -74,24 +74,24 @@ def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
     else:
         cells += 2 * tiles.planes * tiles.block_m * tiles.block_k
     scales = 4 * ((0 if tiles.raw_dy else tiles.block_m) + tiles.block_n) * (tiles.stages + 1) if tiles.scaled else 0
-    epilogue = 4 * (tiles.db_shares * tiles.block_m + 2 * tiles.warps_m * tiles.block_n) if gemm_mma.needs(problem)[1] else 0
+    epilogue = 4 * (tiles.db_shares * tiles.block_m + 2 * tiles.warps_m * tiles.block_n) if gemm_plan.needs(problem)[1] else 0
     return _ALIGNMENT + tiles.stages * (cells + 16) + scales + epilogue + _BARRIERS
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
     tiles = _tiles(problem, params)
-    return gemm_mma.plan_of(problem, params, tiles, "gemm_wgmma", tiles.threads + _COPIERS, _shared_bytes(problem, tiles))
+    return gemm_plan.plan_of(problem, params, tiles, "gemm_wgmma", tiles.threads + _COPIERS, _shared_bytes(problem, tiles))
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
-    named = gemm_mma.constants_of(problem, params, _tiles(problem, params))
+    named = gemm_plan.constants_of(problem, params, _tiles(problem, params))
     copying, multiplying = _registers_of(params)
-    if copying and (gemm_mma.needs(problem)[0] or gemm_mma.needs(problem)[1]):
+    if copying and (gemm_plan.needs(problem)[0] or gemm_plan.needs(problem)[1]):
         named |= {"PRODUCER_REGISTERS": copying, "CONSUMER_REGISTERS": multiplying}
     side_by_side = params["split"] == "none" and not params["halved"] and _keeps_pace(problem, params)
-    if side_by_side or (params["split"] == "fragments" and all(gemm_mma.needs(problem)[:2])):
+    if side_by_side or (params["split"] == "fragments" and all(gemm_plan.needs(problem)[:2])):
         named["PACE"] = _PACE
-    if params["halved"] and gemm_mma.needs(problem)[0]:
+    if params["halved"] and gemm_plan.needs(problem)[0]:
         named["HALVED"] = number(params, "halved")
     return named
 
@@ -111,8 +111,8 @@ def _wrong_fragments(problem: Problem, params: Params, limits: Limits) -> str | 
     """What split=fragments is built for: a stage is all that shares a scale."""
     if params["split"] != "fragments":
         return "cells are no deeper than 64; take depth=64" if params["depth"] == 128 else None
-    if problem.dtype == "float32" and (params["depth"] != 64 or number(params, "promote") not in (0, 64)):
-        return "split=fragments scales and promotes each stage; take depth=64 and promote=64"
+    if problem.dtype == "float32" and params["depth"] == 128:
+        return "split=fragments scales 64 of depth at once; take depth=64"
     if number(params, "promote") not in (0, params["depth"]):
         return f"split=fragments promotes after each stage, or at the end alone; take promote=0 or promote={params['depth']}"
     return "split=fragments takes deeper stages; take depth=64" if params["depth"] == 32 else None
@@ -152,8 +152,8 @@ def _wrong_depth(problem: Problem, params: Params, limits: Limits) -> str | None
 
 def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
     tiles = _tiles(problem, params)
-    if (needed := _shared_bytes(problem, tiles)) > limits.shared_per_block:
-        return f"needs {needed} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
+    if reason := too_much_shared(_shared_bytes(problem, tiles), limits):
+        return reason
     if tiles.row_steps > gemm_mma.MAX_ROW_STEPS:
         return f"a row of {problem.hidden} values does not fit the registers of the threads that share it"
     available = _registers_of(params)[1]
@@ -206,7 +206,7 @@ def _needs_no_split(problem: Problem, params: Params) -> bool:
     """Whether split=none does the same with less. Measured on an H200 with bfloat16 data: at 8,1024,768,2304 136 against 155 us,
     at 16,512,1024,4096 259 against 288, at 1,262144,128,512 270 against 290."""
     possible = params["finish"] == "second" or _holds_rows(params, "none")
-    return problem.dtype != "float32" and _copied_16_bytes(problem) and any(gemm_mma.needs(problem)[:2]) and possible
+    return problem.dtype != "float32" and _copied_16_bytes(problem) and any(gemm_plan.needs(problem)[:2]) and possible
 
 
 def _copied_16_bytes(problem: Problem) -> bool:
@@ -215,20 +215,20 @@ def _copied_16_bytes(problem: Problem) -> bool:
 
 
 def _tiles_of_block(problem: Problem, params: Params) -> float:
-    (dn, g, _), tiles = gemm_mma.needs(problem), _tiles(problem, params)
+    (dn, g, _), tiles = gemm_plan.needs(problem), _tiles(problem, params)
     rows_of_tiles = -(-problem.rows // tiles.block_m) * dn + tiles.g_tiles_o * number(params, "parts") * g
-    return rows_of_tiles * tiles.tiles_h / gemm_mma.MOST_BLOCKS
+    return rows_of_tiles * tiles.tiles_h / gemm_plan.MOST_BLOCKS
 
 
 def _keeps_pace(problem: Problem, params: Params) -> bool:
     """Whether tiles of G and of dn that read the same rows of dy are kept in step (templates/_wgmma_pace.cu.j2)."""
-    (dn, g, _), tiles = gemm_mma.needs(problem), _tiles(problem, params)
-    return dn and g and 2 * number(params, "parts") * tiles.g_tiles_o * tiles.tiles_h <= gemm_mma.MOST_BLOCKS
+    (dn, g, _), tiles = gemm_plan.needs(problem), _tiles(problem, params)
+    return dn and g and 2 * number(params, "parts") * tiles.g_tiles_o * tiles.tiles_h <= gemm_plan.MOST_BLOCKS
 
 
 def _wasteful_copies(problem: Problem, params: Params) -> str | None:
     """Of dy as it is."""
-    if not any(gemm_mma.needs(problem)[:2]):
+    if not any(gemm_plan.needs(problem)[:2]):
         return "nothing is multiplied; split=first does the same"
     if not _copied_16_bytes(problem):
         return f"rows of {problem.out} values of dy cannot be copied {_PAD} bytes at a time; take split=first"
@@ -247,7 +247,7 @@ VARIANT = Variant(
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments", "none"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
-             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_mma.PARTS, "finish": ("second", "epilogue"),
+             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS, "finish": ("second", "epilogue"),
              "group": (8, 4), "halved": (0, 8)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
               "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0},

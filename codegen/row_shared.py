@@ -9,7 +9,7 @@ from codegen.expr import ONE, ROWS, Expr, ceil_div, minimum
 from codegen.limits import Limits
 from codegen.plan import Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number, round_up
+from codegen.variant import Clash, Params, Variant, number, round_up, too_much_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def _plan(problem: Problem, params: Params) -> Plan:
 def _does_not_fit(problem: Problem, params: Params, limits: Limits) -> str | None:
     sizes = _Sizes.of(problem, params)
     threads, lanes, vector = (number(params, name) for name in ("threads", "lanes", "vector"))
-    if sizes.shared_bytes > limits.shared_per_block:
-        return f"needs {sizes.shared_bytes} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
+    if reason := too_much_shared(sizes.shared_bytes, limits):
+        return reason
     available = min(255, limits.registers_per_sm // threads)
     if (needed := sizes.registers(number(params, "rows"), params["grads"] == "direct")) > available:
         return f"needs about {needed} registers a thread where {available} are there"

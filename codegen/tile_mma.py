@@ -11,7 +11,7 @@ from codegen.expr import ROWS, SMS, Expr, ceil_div, const, minimum
 from codegen.limits import Limits
 from codegen.plan import Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number, power_of_two, round_up
+from codegen.variant import Clash, Params, Variant, number, power_of_two, round_up, too_much_shared
 
 DETERMINISTIC_SMS = 132
 """How many SMs a deterministic grid is made for, whatever GPU it runs on: those of an H100 or H200."""
@@ -120,8 +120,8 @@ def _wrong_tile(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
     sizes = _Sizes.of(problem, params)
-    if sizes.shared_bytes > limits.shared_per_block:
-        return f"needs {sizes.shared_bytes} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
+    if reason := too_much_shared(sizes.shared_bytes, limits):
+        return reason
     available = min(_MAX_REGISTERS, limits.registers_per_sm // (sizes.threads * sizes.blocks))
     if sizes.registers > available:
         return f"needs about {sizes.registers} registers a thread where {available} are there"

@@ -12,7 +12,7 @@ from codegen.gemm_wgmma import wrong_gpu
 from codegen.limits import Limits
 from codegen.plan import Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number, round_up
+from codegen.variant import Clash, Params, Variant, number, round_up, too_much_shared
 
 _ROWS = 64
 """Rows of a tile: those of one product of a warpgroup."""
@@ -118,8 +118,8 @@ def _too_wide(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
     sizes = _Sizes.of(problem, params)
-    if sizes.shared_bytes > limits.shared_per_block:
-        return f"needs {sizes.shared_bytes} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"
+    if reason := too_much_shared(sizes.shared_bytes, limits):
+        return reason
     if sizes.stages <= sizes.teams:
         return f"{sizes.stages} stages hold no tile more than {sizes.teams} teams work on"
     if sizes.shares is None:

@@ -77,3 +77,10 @@ def round_up(value: int, multiple: int) -> int:
 def power_of_two(value: int) -> int:
     """The smallest power of two that is at least `value`."""
     return 1 << max(value - 1, 0).bit_length()
+
+
+def too_much_shared(needed: int, limits: Limits) -> str | None:
+    """Why a block cannot have so many bytes of shared memory; None where it can."""
+    if needed <= limits.shared_per_block:
+        return None
+    return f"needs {needed} bytes of shared memory; a block of {limits.name} has {limits.shared_per_block}"

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # The tests run in several processes at once, whose BLAS threads would get in one another's way. NumPy reads this at its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -66,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """Why tests were deselected."""
     described = dict(line.split(": ", 1) for line in config.getini("markers") if ": " in line)
-    return [f"{count} tests are marked {marker}, which {described[marker]}"
+    return [f"{marker}: {count} deselected; {described[marker]}"
             for marker, count in config.stash.get(_missing, {}).items() if count > 0]
 
 
@@ -129,3 +130,36 @@ def torch_driver(monkeypatch: pytest.MonkeyPatch, host_executor: Executor, store
 
     assert isinstance(host_executor, HostExecutor)
     return install(monkeypatch, host_executor, store)
+
+
+@pytest.fixture(scope="session")
+def built_extension(store: Store) -> Any:
+    """Both passes of tuner.torch in C++, for CPU tensors."""
+    from tests.torch_on_host import STREAM
+    from tuner.executors.host_toolchain import find_compiler
+    from tuner.torch import direct
+
+    module: Any = direct.build(store, find_compiler())
+    module.stand_in(STREAM)
+    return module
+
+
+@pytest.fixture
+def extension(built_extension: Any, torch_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The extension, in use, knowing no kernel; and knowing none afterwards, as their memory goes."""
+    from tuner.torch import direct, engine
+
+    monkeypatch.setattr(direct, "extension", built_extension)
+    engine.forget()
+    yield built_extension
+    built_extension.forget()
+
+
+@pytest.fixture(params=[False, True], ids=["python", "compiled"])
+def way(request: pytest.FixtureRequest, extension: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the extension is in use."""
+    from tuner.torch import direct
+
+    if not request.param:
+        monkeypatch.setattr(direct, "extension", None)
+    return bool(request.param)

@@ -8,7 +8,7 @@ import pytest
 
 from codegen import variants
 from codegen.config import Config
-from codegen.gemm_mma import MOST_BLOCKS
+from codegen.gemm_plan import MOST_BLOCKS
 from codegen.limits import TARGETS, target
 from codegen.problem import ALL_GRADIENTS, Problem
 from codegen.render import render

@@ -1,28 +1,22 @@
-"""The tuned backward pass under PyTorch on a GPU: streams, graphs, compilation, devices, and what a call costs."""
+"""The tuned backward pass under PyTorch on a GPU: streams, graphs, compilation, devices."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-import tuner
-from codegen.problem import GRADIENTS
-from tests.torch_on_host import LIMITS, close, exact, leaves
-from tuner.compare import bound_fault
+from tests.torch_on_gpu import check, grads, on_gpu, torch_forward, without_python
+from tests.torch_on_host import LIMITS, close, exact
 from tuner.errors import LaunchError
-from tuner.inputs import Gradients, random_inputs
 from tuner.launcher.program import Replay
 from tuner.torch import LayerNormLinear, convert, direct, engine, layer_norm_linear, ops
 from tuner.torch.module import FusedLinear
@@ -30,40 +24,8 @@ from tuner.torch.module import FusedLinear
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("error:PyTorch's own kernels")]
 
 ROOT = Path(__file__).resolve().parent.parent
-CALL_US = 15.0
-"""What a backward call may cost the CPU, beside what autograd itself does."""
-
 BUSY = 200_000_000
 """Clock cycles for which a stream is kept busy, a tenth of a second: far longer than any call here."""
-
-
-def on_gpu(*rows: int, device: str = "cuda", **options: Any) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.detach().to(device).requires_grad_(tensor.requires_grad)
-            for tensor in leaves(rows, **options)]
-
-
-def grads(arguments: list[Tensor | None]) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.grad for tensor in arguments]
-
-
-def check(arguments: list[Tensor | None], found: list[Tensor | None], grad: Tensor, limit: float) -> None:
-    assert all(close(got, value, limit) for got, value in zip(found, exact(arguments, grad), strict=True))
-
-
-@contextmanager
-def without_python() -> Iterator[None]:
-    """Backward passes in the block may not come to what Python does for them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((ops, "backward"), (ops, "backward_again"), (engine, "backward")):
-            patch.setattr(module, name, None)
-        yield
-
-
-def torch_forward(*arguments: Any) -> Tensor:
-    x, weight, bias, linear_weight, linear_bias = arguments
-    functional = nn.functional
-    result: Tensor = functional.linear(functional.layer_norm(x, x.shape[-1:], weight, bias), linear_weight, linear_bias)
-    return result
 
 
 @pytest.fixture(params=[True, False], ids=["compiled", "python"])
@@ -262,17 +224,6 @@ def test_two_gpus_in_one_backward_pass(way: bool) -> None:
         assert all(close(got.cpu(), value, 1e-5) for got, value in zip(found, right, strict=True))
 
 
-@pytest.mark.two_gpus
-def test_tuner_backward_off_the_current_gpu() -> None:
-    last = torch.device("cuda", torch.cuda.device_count() - 1)
-    torch.cuda.set_device(0)
-    arguments, dy = on_gpu(40, device=str(last)), torch.randn(40, 16, device=last)
-    results = tuner.backward(dy, *arguments[:4])  # type: ignore[arg-type]
-    assert torch.cuda.current_device() == 0
-    assert all(getattr(results, name).device == last for name in GRADIENTS)
-    check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[torch.float32])
-
-
 @pytest.mark.parametrize(("precision", "limit"), [("tf32", LIMITS[torch.float32] * 500), ("ieee", LIMITS[torch.float32])])
 def test_a_precision_set_for_cuda_alone(precision: str, limit: float) -> None:
     torch.backends.cuda.matmul.fp32_precision = precision
@@ -334,61 +285,6 @@ def test_a_converted_model_trains_as_before() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize(("rows", "hidden", "out"), [(16, 8, 16), (8192, 768, 3072)], ids=str)
-def test_a_call_costs_the_cpu_little(record_property: Callable[[str, object], None], rows: int, hidden: int, out: int) -> None:
-    """The second shape takes several launches and a workspace."""
-    arguments = [None if tensor is None else tensor.detach() for tensor in on_gpu(rows, hidden=hidden, out=out)]
-    grad = torch.randn(rows, out, device="cuda")
-    _, mean, rstd = ops.forward(*arguments, 1e-5, None)
-    needs = (True,) * 5
-
-    def call() -> None:
-        ops.backward(grad, *arguments[:4], mean, rstd, 1e-5, None, needs)
-
-    direct.start().join()
-    assert direct.extension is not None  # what Python takes until then is not what is asked about
-    call()
-    times = cpu_us(call)
-    record_property("call_us", times[0])
-    print(f"a backward call at {rows},{hidden},{out} costs the CPU {times[0]:.1f} us, in the median {median(times):.1f} us")
-    assert times[0] < CALL_US
-
-
-def test_a_chain_of_layers_costs_the_cpu_less_than_with_pytorchs_own(record_property: Callable[[str, object], None]) -> None:
-    """Most of what autograd.grad takes is the way to its thread and back, which one layer pays as twenty do."""
-    direct.start().join()
-    first, *others = [on_gpu(16, hidden=16, out=16) for _ in range(21)]
-    grad = torch.randn(16, 16, device="cuda")
-    costs = {}
-
-    def grads_of(layers: list[list[Tensor | None]], function: Callable[..., Tensor]) -> Callable[[], object]:
-        y, wanted = layers[0][0], [layers[0][0], *(tensor for layer in layers for tensor in layer[1:])]
-        for layer in layers:
-            y = function(y, *layer[1:])
-        return lambda: torch.autograd.grad(y, wanted, grad, retain_graph=True)
-
-    for name, function in (("the tuned", layer_norm_linear), ("PyTorch's own", torch_forward)):
-        one, many = grads_of([first], function), grads_of([first, *others], function)
-        one()
-        with without_python() if name == "the tuned" else nullcontext():
-            costs[name] = (cpu_us(many)[0] - cpu_us(one)[0]) / len(others)
-        record_property(name, costs[name])
-        print(f"in a long backward pass a layer of {name} costs the CPU {costs[name]:.1f} us")
-    assert costs["the tuned"] < costs["PyTorch's own"]
-
-
-def cpu_us(call: Callable[[], object]) -> list[float]:
-    """Microseconds of CPU that a call takes, sorted; other processes can only add to it."""
-    times = []
-    while len(times) < 50 or (len(times) < 400 and sum(times) < 4e5):  # some seconds, or less
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(10):
-            call()
-        times.append((time.perf_counter() - begin) / 10 * 1e6)
-    return sorted(times)
-
-
 @pytest.mark.parametrize("first", ["torch", "pycuda.driver"])
 def test_t7_in_either_order_beside_pycuda(first: str) -> None:
     code = _BOTH.format(first=first)
@@ -412,58 +308,3 @@ for _ in range(2):
 assert torch.randn(64, 64, device="cuda").matmul(torch.eye(64, device="cuda")).isfinite().all()
 print("right")
 """
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tensors_go_through_tuner_backward_without_copies(dtype: torch.dtype) -> None:
-    arguments = on_gpu(4, 33, hidden=128, out=64, dtype=dtype)
-    x, gamma, beta, w, _ = arguments
-    dy = torch.randn(4, 33, 64, device="cuda").to(dtype)
-    results = tuner.backward(dy, x, gamma, beta, w)  # type: ignore[arg-type]
-    assert results.dx is not None and type(results.dx) is Tensor and results.dx.shape == (4, 33, 128)
-    check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[dtype])
-
-
-@pytest.mark.parametrize("config", ["row_warp:reduction=atomic", "row_warp:reduction=two_pass"])
-def test_tensors_accumulate(config: str) -> None:
-    arguments = on_gpu(132, hidden=128, out=64)
-    x, gamma, beta, w, _ = arguments
-    dy = torch.randn(132, 64, device="cuda")
-    shapes = {"dgamma": (128,), "dbeta": (128,), "dw": (64, 128), "db": (64,)}
-    out = {name: torch.zeros(shape, device="cuda") for name, shape in shapes.items()}
-    for _ in range(2):
-        results = tuner.backward(dy, x, gamma, beta, w, out=out, accumulate=True, config=config)  # type: ignore[arg-type]
-    assert results.dw is out["dw"]
-    check(arguments, [results.dx, *(tensor / 2 for tensor in out.values())], dy, LIMITS[torch.float32])
-
-
-def test_gpu_arrays_go_through_tuner_backward_without_copies() -> None:
-    import pycuda.driver as driver
-    import pycuda.gpuarray as gpuarray
-
-    driver.init()
-    context = driver.Device(0).retain_primary_context()
-    context.push()
-    try:
-        given = random_inputs(132, 128, 64)
-        arrays = [gpuarray.to_gpu(array) for array in (given.dy, given.x, given.gamma, given.beta, given.w)]
-        results = tuner.backward(*arrays)
-        got = {name: getattr(results, name).get() for name in GRADIENTS}
-        assert bound_fault(given, Gradients(**got)) is None
-    finally:
-        driver.Context.pop()
-
-
-def test_a_given_stream_owns_what_is_made_for_it() -> None:
-    arguments = on_gpu(4096, hidden=256, out=64)
-    x, gamma, beta, w, _ = arguments
-    dy, stream = torch.randn(4096, 64, device="cuda"), torch.cuda.Stream()
-    tuner.backward(dy, x, gamma, beta, w)  # type: ignore[arg-type]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(BUSY)
-    results = tuner.backward(dy, x, gamma, beta, w, stream=stream)  # type: ignore[arg-type]
-    for _ in range(50):  # would take the scratch memory, were it not the stream's
-        torch.empty(1 << 22, device="cuda", dtype=torch.uint8).fill_(0xFF)
-    torch.cuda.current_stream().wait_stream(stream)
-    check(arguments, [getattr(results, name) for name in GRADIENTS], dy, LIMITS[torch.float32])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,17 @@ def test_the_seconds_of_autotune_are_shared(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(example, "autotune", autotune)
     assert main([*SMALL, "--steps", "1", "--layers", "2", "--autotune", "30"]) == 0
     assert asked == [10.0]  # queries, keys and values; the wide layer; the head
+
+
+def test_where_nothing_was_tuned_it_trains_all_the_same(monkeypatch: pytest.MonkeyPatch,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    def autotune(step: object, timeout: float) -> list[object]:
+        warnings.warn("a backward pass stays as it was", stacklevel=2)
+        return []
+
+    monkeypatch.setattr(example, "autotune", autotune)
+    assert main([*SMALL, "--steps", "1", "--autotune", "30"]) == 0
+    assert capsys.readouterr().err == "example: a backward pass stays as it was\n"
 
 
 @pytest.mark.cuda

@@ -89,6 +89,27 @@ def test_each_problem_of_a_step_once(asked: list[dict[str, Any]]) -> None:
     assert all(set(run["wants"]) == {"dx", "dgamma", "dbeta", "dw", "db"} for run in asked)
 
 
+def test_a_problem_for_which_nothing_is_found_in_time_stays_as_it_was(asked: list[dict[str, Any]],
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tuning_module.tune
+
+    def run(shape: Any, **options: Any) -> Any:
+        if options["dtype"] == "bfloat16":
+            raise NoValidKernel("no candidate was finished in time; allow more with --timeout")
+        return real(shape, **options)
+
+    monkeypatch.setattr(tuning_module, "tune", run)
+
+    def steps() -> None:
+        step(torch.bfloat16)
+        step()
+
+    with pytest.warns(UserWarning, match=r"H=8, O=6 in bfloat16 stays as it was \(no candidate was finished in time\); it may"):
+        results = autotune(steps)
+    assert [result.problem.dtype for result in results] == ["float32"]
+    steps()
+
+
 def test_a_step_without_the_operation_tunes_nothing(asked: list[dict[str, Any]]) -> None:
     with pytest.warns(UserWarning, match="autotune saw no backward pass"):
         assert autotune(lambda: None) == []

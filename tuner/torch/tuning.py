@@ -13,6 +13,7 @@ import torch
 
 from codegen.problem import GRADIENTS, Problem
 from tuner.entry import tune
+from tuner.errors import NoValidKernel
 from tuner.outcome import TuneResult
 from tuner.torch import engine
 from tuner.wisdom.book import Book
@@ -43,10 +44,10 @@ def autotune(step: Callable[[], Any], *, trials: int | None = None, timeout: flo
         The results of the tuning runs; none in a process that waited for another.
 
     Warns:
-        UserWarning: no backward pass of layer_norm_linear on a GPU was seen.
+        UserWarning: no backward pass of layer_norm_linear on a GPU was seen; or one stays as it was, as nothing valid was found
+            in its time.
 
     Raises:
-        NoValidKernel: nothing was valid.
         ToolchainError: a compiler or library is missing.
     """
     with engine.watched() as problems:
@@ -61,7 +62,10 @@ def autotune(step: Callable[[], Any], *, trials: int | None = None, timeout: flo
         book, results = Book(), []
         for problem in sorted(problems, key=_order) if tunes else ():
             if again or exact(problem, problems[problem].place, book) is None:
-                results.append(_tune(problem, trials, timeout))
+                try:
+                    results.append(_tune(problem, trials, timeout))
+                except NoValidKernel as error:
+                    warnings.warn(_untuned(problem, error), stacklevel=2)
     engine.forget()
     return results
 
@@ -87,6 +91,12 @@ def _tune(problem: Problem, trials: int | None, timeout: float | None) -> TuneRe
     return tune((1, problem.rows, problem.hidden, problem.out), executor="cuda", dtype=problem.dtype,
                 deterministic=problem.deterministic, trials=trials, timeout=timeout, wants=sorted(problem.wants),
                 param_dtype=problem.param_dtype, accuracy=problem.accuracy)
+
+
+def _untuned(problem: Problem, error: NoValidKernel) -> str:
+    reason = str(error).partition(";")[0]  # what follows is for the command line
+    return (f"the backward pass of {problem.rows} rows, H={problem.hidden}, O={problem.out} in {problem.dtype} stays as it was "
+            f"({reason}); it may be tuned with more time")
 
 
 def _order(problem: Problem) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import copy
 import math
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +101,12 @@ def _run(options: argparse.Namespace, command: str) -> int:
 def _tune(model: nn.Module, step: Callable[[], object], seconds: float) -> list[TuneResult]:
     """Shares the seconds among the backward passes of the model, each of which has sizes of its own."""
     sizes = {(module.in_features, module.out_features) for module in model.modules() if type(module) is FusedLinear}
-    return autotune(step, timeout=seconds / len(sizes))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        results = autotune(step, timeout=seconds / len(sizes))
+    for warning in said:
+        print(f"example: {warning.message}", file=sys.stderr)
+    return results
 
 
 def _as_json(command: str, options: argparse.Namespace, curves: dict[str, Curve], apart: float,
