@@ -241,19 +241,42 @@ class SharingStorage(InMemoryStorage):
         self._spaces: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
         self._nothing: dict[Any, Any] = {}
         self._date = datetime.now()
+        self._trial_id_to_study_id_and_number = cast(dict[int, tuple[int, int]], _Numbers())
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """As InMemoryStorage."""
         done = super().set_trial_state_values(trial_id, state, values)
         trial = self._get_trial(trial_id)
         trial.distributions = self._spaces.setdefault(tuple(trial.distributions), trial.distributions)
-        if state.is_finished():
-            trial.datetime_start = trial.datetime_complete = self._date
-        if state.is_finished() and not (trial.user_attrs or trial.system_attrs or trial.intermediate_values):
+        if not state.is_finished():
+            return done
+        trial.number = trial_id
+        trial.datetime_start = trial.datetime_complete = self._date
+        if not (trial.user_attrs or trial.system_attrs or trial.intermediate_values):
             trial.user_attrs = trial.system_attrs = trial.intermediate_values = self._nothing
-        if state.is_finished() and (config := config_of(trial.params)) is not None:
+        if (config := config_of(trial.params)) is not None:
             trial.params = cast(dict[str, Any], _Params(self._candidate(config)))
         return done
+
+
+class _Numbers:
+    """Of each trial, by its id, its study and its number there, as Optuna keeps them for many studies. In a single one the number
+    is the id, and only their count is kept."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __setitem__(self, trial_id: int, study_and_number: tuple[int, int]) -> None:
+        assert trial_id == self._count and study_and_number == (0, trial_id)
+        self._count += 1
+
+    def __getitem__(self, trial_id: int) -> tuple[int, int]:
+        if trial_id not in self:
+            raise KeyError(trial_id)
+        return 0, trial_id
+
+    def __contains__(self, trial_id: int) -> bool:
+        return 0 <= trial_id < self._count
 
 
 class _Params(Mapping[str, Any]):

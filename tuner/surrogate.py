@@ -121,7 +121,8 @@ class Surrogate:
         self._row = np.concatenate([np.arange(len(family.members)) for family in self._families])[
             np.argsort(np.concatenate([family.members for family in self._families]), kind="stable")]
         self._tried: list[int] = []  # given out, in order
-        self._times: dict[int, float] = {}  # logarithms of what was told
+        self._told: list[int] = []  # whose times were told, in order
+        self._times: Floats = np.full(len(configs), math.nan)  # logarithms of those
         self._failed: set[int] = set()
         self._passed_like, self._tried_like = np.zeros(len(configs)), np.zeros(len(configs))
         self._free = np.ones(len(configs), bool)
@@ -159,7 +160,7 @@ class Surrogate:
     def tell(self, config: Config, time_us: float | None) -> None:
         """Notes the time of a config that was given out; None where it was rejected."""
         self._note(self._numbers[config], time_us)
-        if len(self._times) >= REFIT * self._fitted + 1:
+        if len(self._told) >= REFIT * self._fitted + 1:
             self._fit()
             self._rebuild()
 
@@ -168,6 +169,8 @@ class Surrogate:
         if time_us is None:
             self._failed.add(number)
         else:
+            if math.isnan(self._times[number]):
+                self._told.append(number)
             self._times[number] = math.log(time_us)
 
     def choose(self) -> Config | None:
@@ -175,7 +178,7 @@ class Surrogate:
         if not self._free.any():
             return None
         mean, deviation = self._posterior()
-        best = 0.0 if self._times else float(mean.min())
+        best = 0.0 if self._told else float(mean.min())
         chance = self._chance() * self._free
         for doubt in DOUBTS:
             gain = _expected_improvement(best - mean, doubt * deviation) * chance
@@ -187,8 +190,9 @@ class Surrogate:
 
     def _scaled(self) -> tuple[Ints, Floats]:
         """The configs whose times were told, and those times as the process sees them: relative to the best, cut off."""
-        times = np.fromiter(self._times.values(), np.float64)
-        return np.fromiter(self._times, np.int64), np.minimum(times - times.min(), CUT)
+        told = np.array(self._told)
+        times = self._times[told]
+        return told, np.minimum(times - times.min(), CUT)
 
     def _kernel(self, number: int) -> Floats:
         """The covariance of one config with every other."""
@@ -250,7 +254,7 @@ class Surrogate:
     def _posterior(self) -> tuple[Floats, Floats]:
         """Mean and deviation of every config, the best time told being 0."""
         deviation = np.sqrt(np.maximum(self._variance, 1e-12))
-        if not self._times:
+        if not self._told:
             return TRUST * self._predicted, deviation
         told, times = self._scaled()
         prior = TRUST * self._predicted
@@ -261,7 +265,7 @@ class Surrogate:
         # goes on with nothing new there.
         whitened = np.zeros(len(self._known))
         for place, number in enumerate(self._known):
-            if number in self._times:
+            if not math.isnan(self._times[number]):
                 expected = self._factor[place, :place] @ whitened[:place]
                 whitened[place] = (surprise[number] - expected) / self._factor[place, place]
         return prior + whitened @ self._projections[:len(whitened)], deviation
@@ -289,8 +293,8 @@ class Surrogate:
     # --- its fit -------------------------------------------------------------------------------------------------------------
 
     def _fit(self) -> None:
-        self._fitted = len(self._times)
-        if not self._times:
+        self._fitted = len(self._told)
+        if not self._told:
             return
         told, times = self._scaled()
         for number, family in enumerate(self._families):
