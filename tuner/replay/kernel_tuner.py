@@ -16,7 +16,8 @@ Row = tuple[Value, ...]
 
 IN_VAIN = 50
 """A strategy that has asked for so many times as many rows as it may try has nothing new to ask for, and ends: some do not by
-themselves where all that lies round their best was tried."""
+themselves where all that lies round their best was tried. Others fail, with TypeError, at a row without neighbours, as there are
+in a space that was recorded in part. What was tried by then counts."""
 
 
 def simulate(strategy: str, choices: Mapping[str, Sequence[Value]], times: Mapping[Row, float | None], budget: int,
@@ -61,7 +62,7 @@ def simulate(strategy: str, choices: Mapping[str, Sequence[Value]], times: Mappi
     random.seed(seed)
     np.random.seed(seed)
     names = {name: list(values) for name, values in choices.items()}
-    with warnings.catch_warnings(), suppress(util.StopCriterionReached):
+    with warnings.catch_warnings(), suppress(util.StopCriterionReached, TypeError):
         warnings.simplefilter("ignore")
         space = Searchspace(None, None, None, from_cache={"tune_params": names, "cache": cache})
         runner = Runner(None, Options(kernel_name="recorded"), Options(quiet=True), 1, [])
