@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,11 @@ import numpy as np
 from codegen.config import Value
 
 Row = tuple[Value, ...]
+
+IN_VAIN = 50
+"""A strategy that has asked for so many times as many rows as it may try has nothing new to ask for, and ends: some do not by
+themselves where all that lies round their best was tried. Others fail, with TypeError, at a row without neighbours, as there are
+in a space that was recorded in part. What was tried by then counts."""
 
 
 def simulate(strategy: str, choices: Mapping[str, Sequence[Value]], times: Mapping[Row, float | None], budget: int,
@@ -39,9 +45,14 @@ def simulate(strategy: str, choices: Mapping[str, Sequence[Value]], times: Mappi
     order: dict[Row, None] = {}
 
     class Runner(SimulationRunner):  # type: ignore[misc]
+        asked = 0
+
         def run(self, parameter_space: Sequence[Row], tuning_options: Any) -> list[Any]:
             results: list[Any] = []
             for row in parameter_space:
+                self.asked += 1
+                if self.asked > IN_VAIN * budget:
+                    raise util.StopCriterionReached("nothing new is asked for")
                 before = len(self.visited_results)
                 results += super().run([row], tuning_options)
                 if len(self.visited_results) > before:
@@ -51,7 +62,7 @@ def simulate(strategy: str, choices: Mapping[str, Sequence[Value]], times: Mappi
     random.seed(seed)
     np.random.seed(seed)
     names = {name: list(values) for name, values in choices.items()}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), suppress(util.StopCriterionReached, TypeError):
         warnings.simplefilter("ignore")
         space = Searchspace(None, None, None, from_cache={"tune_params": names, "cache": cache})
         runner = Runner(None, Options(kernel_name="recorded"), Options(quiet=True), 1, [])
