@@ -49,7 +49,8 @@ class Request:
         if self.trials is not None and self.trials < 1:
             raise InputError(f"the number of trials must be at least 1, not {self.trials}")
         if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise InputError(f"the timeout must be more than 0 seconds and finite, not {self.timeout}; leave it out for no limit")
+            raise InputError(f"the timeout must be more than 0 seconds and finite, not {self.timeout}; leave it out for the "
+                             "default")
         if self.seed < 0:
             raise InputError(f"the seed must be a whole number from 0, not {self.seed}")
         if self.shape.rows == 0:
