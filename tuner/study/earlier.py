@@ -71,7 +71,7 @@ def read_earlier(path: Path) -> Earlier | None:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
-    if not text.strip():
+    if not text:
         return None
     header, *lines = text.split("\n")
     try:
