@@ -252,7 +252,8 @@ def test_a_tuned_row_count_that_is_no_power_of_two_is_served() -> None:
 
 
 @pytest.mark.usefixtures("by_rules_alone")
-def test_the_last_of_three_is_chosen_for_the_largest_row_count_if_it_must_be() -> None:
+def test_the_last_of_three_is_chosen_for_the_largest_row_count_if_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.artifact.MAX_CONFIGS", 3)
     shared = "row_shared:splits={},reduction=two_pass"
     most = 2**29  # 2 * 24 + 7 values of four bytes a row; twice as many rows would take more than the 144 GB of a GH200
     chosen = {8192: shared.format(16), 131072: shared.format(32), most: "row_warp"}
@@ -279,8 +280,9 @@ def test_too_few_blocks_for_many_rows_give_way() -> None:
 
 
 @pytest.mark.usefixtures("by_rules_alone")
-def test_the_last_config_is_fit_at_both_ends_of_its_range() -> None:
+def test_the_last_config_is_fit_at_both_ends_of_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is best for the most rows may need more workspace than fewer rows are allowed."""
+    monkeypatch.setattr("tuner.artifact.MAX_CONFIGS", 3)
     problem = Problem(16, 512, 512)
     asked: list[int] = []
 

@@ -22,15 +22,16 @@ from tuner.provenance import DISTRIBUTION
 from tuner.records import write_text
 from tuner.wording import gpu_name
 
-MAX_CONFIGS = 3
-"""Configs in one file; each makes it longer, and slower to compile."""
+MAX_CONFIGS = 4
+"""Configs in one file; each makes it longer, and slower to compile. With three, at 4096,4096 one was left for all from 64 rows
+on, and none was fit for both ends of those."""
 
 ABSURDLY_SLOW = 4.0
 """A config serves no row count at which its predicted time is more than so many times the best predicted one: more than the cost
 model errs, and what too few blocks for many rows exceed by far."""
 
 LAST_STEP = 16
-"""The last config is chosen for the largest row count or, where that is unfit at its first, for one so many times smaller."""
+"""The last config is chosen for the largest row count or, where it is unfit at one of its own, for one so many times smaller."""
 
 Choice = Callable[[Problem], Config]
 
@@ -73,7 +74,8 @@ def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[Artifa
     where it is refused, up to where it is refused, inexact, wasteful or absurdly slow. (What is wasteful below that count is so
     only because a smaller config would do as well.) Where one ends, another is chosen. The last must be fit for all that remain;
     if what is best at its first power of two is not, it is what is best at the largest row count a GPU can hold, or at one as
-    near to that as makes it fit at both ends.
+    near to that as makes it fit at every power of two (the workspace that is allowed grows with the rows, and that of a config
+    may grow faster at first).
 
     Args:
         tuned: the tuned config; its problem has the tuned row count.
@@ -103,8 +105,9 @@ def _last(problem: Problem, limits: Limits, most: int, choose: Choice) -> Config
     """The config for the problem's row count and all above it."""
     largest = replace(problem, rows=most)
     first = config = choose(largest)
+    served = [replace(problem, rows=1 << n) for n in range(problem.rows.bit_length(), most.bit_length())]
     rows = most
-    while any(why_unfit(at, config, limits) is not None for at in (problem, largest)):
+    while any(why_unfit(at, config, limits) is not None for at in (problem, *served)):
         rows //= LAST_STEP
         if rows <= problem.rows:
             return first
