@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ from tuner.timing.health import Spell, Watch
 from tuner.timing.regimes import REGIMES
 from tuner.tuning import Request, TuningRun
 from tuner.workers import judge as workers_judge
-from tuner.workers.messages import Device, Job, Place
+from tuner.workers.messages import Place
 from tuner.workers.patience import Patience
 from tuner.workers.pool import Workers
 
@@ -399,24 +398,3 @@ def test_candidates_leave_nothing_in_a_worker(opened: Open) -> None:
         used.append(status_kib(worker.pid, "VmRSS"))
         assert "kernel.so" not in Path(f"/proc/{worker.pid}/maps").read_text()
     assert used[1] < 1.02 * used[0]
-
-
-def test_what_crosses_between_processes_comes_out_as_it_went_in() -> None:
-    problem = replace(PROBLEM, dtype="bfloat16", param_dtype="float32", accuracy="bf16", wants=frozenset({"dx", "dw"}))
-    job = Job(problem, 1e-3, 7, "cold")
-    place = Place("cuda", "sm_90", Path("/somewhere"), 1, target("sm_80"))
-    device = Device("cuda", "NVIDIA Test", "test", target("sm_90"), True, "measured", "0000:3b:00.0")
-    assert Job.from_json(json.loads(json.dumps(job.as_json()))) == job
-    assert Place.from_json(json.loads(json.dumps(place.as_json()))) == place
-    assert Place.from_json(json.loads(json.dumps(replace(place, limits=None).as_json()))) == replace(place, limits=None)
-    assert Device.from_json(json.loads(json.dumps(asdict(device)))) == device
-
-
-def test_patience_grows_with_what_there_is_to_do() -> None:
-    gpu = Device("cuda", "NVIDIA Test", "test", target("sm_90"), True, "table", None)
-    small, large = PROBLEM, Problem(8192, 4096, 12288)
-    config = RANKED[0]
-    limits = [Patience().for_candidate(gpu, problem, config) for problem in (small, large)]
-    assert 10.0 <= limits[0] < 15.0 and limits[1] > 60.0
-    cpu = replace(gpu, measures=False)
-    assert Patience().for_candidate(cpu, large, config) < 300.0
