@@ -198,7 +198,8 @@ def test_a_fit_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for path in paths:
         field().recorded.save(path)
     assert fit.main([*map(str, paths), "--out", str(tmp_path)]) == OK
-    assert "fitted to others" in (tmp_path / "costmodel.md").read_text()
+    said = (tmp_path / "costmodel.md").read_text()
+    assert "fitted to others" in said and f"python -m tuner.replay.fit {paths[0]}" in said
     made_up(lambda config: None, VARIANTS).save(paths[0])
     assert fit.main([*map(str, paths), "--out", str(tmp_path)]) == USAGE
     assert "fewer than two times" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -139,14 +140,15 @@ def as_weights(logs: Floats, kernels: Sequence[str]) -> Weights:
                    {name: value for name, value in zip(kernels, values[count + 1:], strict=True) if value != 1.0})
 
 
-def report(samples: Sequence[Sample], kernels: Sequence[str]) -> str:
-    """The correlations and the fitted weights for a reader, in Markdown."""
+def report(samples: Sequence[Sample], kernels: Sequence[str], command: str, devices: Iterable[str]) -> str:
+    """The correlations and the fitted weights for a reader, in Markdown; `devices` gave the times."""
     halves = [[one for number, one in enumerate(samples) if number % 2 == half] for half in (0, 1)]
     now_in_force = start(kernels)
     fits = [fit(half, kernels) if half else now_in_force for half in halves]
     of_all = fit(samples, kernels)
     lines = ["# The cost model on recorded spaces", "",
-             f"{now()}, revision {version()}. Spearman's rank correlation of predicted and measured times: of the model in "
+             f"{now()}, revision {version()}, times of {', '.join(devices)}:", "", f"    {command}", "",
+             "Spearman's rank correlation of predicted and measured times: of the model in "
              "force, of one fitted to the other half of these spaces (every second one), and of one fitted to all of them.", "",
              "| space | configs | in force | fitted to others | fitted to all |", "|---|---|---|---|---|"]
     for number, one in enumerate(samples):
@@ -173,7 +175,9 @@ def _fit(options: argparse.Namespace) -> int:
     recorded = [load(path) for path in options.files]
     if empty := [path for path, one in zip(options.files, recorded, strict=True) if len(one.times) < 2]:
         raise InputError(f"{empty[0]} has fewer than two times; record more of it")
-    text = report([sample(one, kernels) for one in recorded], list(kernels))
+    command = shlex.join(["python", "-m", "tuner.replay.fit", *map(str, options.files), "--out", str(options.out)])
+    devices = dict.fromkeys(one.origin.device for one in recorded)
+    text = report([sample(one, kernels) for one in recorded], list(kernels), command, devices)
     write_text(options.out / "costmodel.md", text)
     print(text)
     return OK
