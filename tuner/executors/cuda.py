@@ -91,6 +91,16 @@ class CudaExecutor:
             with self._gpu.active():
                 self._memory.free()
 
+    @contextmanager
+    def profiled(self) -> Iterator[None]:
+        """In the block, and only there, a profiler that this process runs under counts."""
+        with self._gpu.active():
+            self._gpu.driver.start_profiler()
+            try:
+                yield
+            finally:
+                self._gpu.driver.stop_profiler()
+
     def measure_launch_us(self) -> float:
         """Time of an empty kernel, one of many replayed from a graph, in microseconds.
 
