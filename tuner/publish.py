@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -101,7 +102,8 @@ class Folder:
         """Appends one record to trials.jsonl."""
         self._journal.add(record)
 
-    def finish(self, result: TuneResult, interrupted: bool, choose: Choice) -> Published:
+    def finish(self, result: TuneResult, interrupted: bool, choose: Choice, on_stage: Callable[[str], None] = lambda stage: None,
+               has_time_for_page: Callable[[], bool] = lambda: True) -> Published:
         """Writes everything else.
 
         trials.jsonl, report.md and report.html are of this run. The best.* of an earlier run stay where this one found nothing as
@@ -116,6 +118,8 @@ class Folder:
             result: what the run found.
             interrupted: whether the user ended it.
             choose: gives the configs for row counts at which the winner is not fit.
+            on_stage: told what begins.
+            has_time_for_page: asked when all else is done; else report.html is left out, which is said.
 
         Raises:
             NoValidKernel, ToolchainError: as `choose`.
@@ -125,14 +129,20 @@ class Folder:
         kept = why_kept(read_best(best), result)
         written = [self._path / TRIALS, report]
         if result.winner is not None and kept is None:
+            on_stage("choosing the configs of best.cu")
             write_artifact(cu, header, render(result.problem, result.winner.config), result, choose, best)
             write_text(best, best_json(result))
             written = [cu, header, best, *written]
-        write_text(report, report_markdown(result, interrupted, kept))
+        no_page = None if has_time_for_page() else (f"{PAGE} was left out, since time was up; python -m reports {self._path} "
+                                                    "writes it")
+        write_text(report, report_markdown(result, interrupted, kept, no_page))
         (self._path / PAGE).unlink(missing_ok=True)
         self._journal.settle((*result.records, *self.taken.aside), not interrupted and result.lost is None,
                              run_end(result, interrupted))
-        page, no_page = write_page(self._path)
+        page = None
+        if no_page is None:
+            on_stage(f"drawing {PAGE}")
+            page, no_page = write_page(self._path)
         return Published((*written, *filter(None, [page])), kept, no_page)
 
 

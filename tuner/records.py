@@ -171,7 +171,7 @@ class RunInfo:
         target: the architecture the kernels are for.
         seed: of the data and the search.
         trials: the largest number of candidates.
-        timeout_s: seconds after which no candidate was begun; None: no limit.
+        timeout_s: seconds that the run might take; None: no limit.
         date: when the run began, ISO 8601, UTC.
         command: how it was started.
         version: git revision of the sources where they lie in a repository, else the package's version.
