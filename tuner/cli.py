@@ -24,12 +24,13 @@ from codegen.variants import VARIANTS
 from tuner.arguments import FAILED, INTERRUPTED, OK, Parser, exit_status, parse_folder, parse_gpus, parse_names
 from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
+from tuner.console import results_console
 from tuner.errors import InputError
 from tuner.executors import Executor
 from tuner.heap import keep_compact
 from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
-from tuner.progress import ProgressBar, best_table, error_table, results_console
+from tuner.progress import ProgressBar, best_table, error_table
 from tuner.proofs import Proofs
 from tuner.publish import Folder, Published
 from tuner.request import Request

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +16,6 @@ from codegen.problem import GRADIENTS
 from tuner.outcome import Event, TuneResult
 from tuner.records import Record
 from tuner.wording import gpu_text, problem_text, rows_text, share_of_floor, time_text
-
-WHOLE = 10_000
-"""Columns of what is no terminal: nothing is cut there."""
-
-
-def results_console() -> Console:
-    """For results, on stdout."""
-    return Console() if sys.stdout.isatty() else Console(width=WHOLE)
 
 
 class ProgressBar:
@@ -118,7 +109,7 @@ def best_table(result: TuneResult) -> Table:
 def error_table(result: TuneResult, winner: Record) -> Table:
     """The winner's errors, gradient by gradient, against what is allowed."""
     limit = CLASS_ERRORS[result.info.accuracy]
-    table = Table(title=f"Errors of the winner, validated at {rows_text(winner)} rows")
+    table = Table(title=f"Errors of the winner, validated {rows_text(winner)}")
     table.add_column("gradient")
     for name in ("normwise", "allowed", "worst element / bound"):
         table.add_column(name, justify="right")

@@ -88,7 +88,7 @@ def _winner(result: TuneResult, winner: Record) -> list[str]:
     if not winner.measured:
         lines += _prediction(result, winner)
     lines += [
-        "", f"Validated at {rows_text(winner)} rows. The relative Frobenius error of each gradient, where {limit:g} is allowed, "
+        "", f"Validated {rows_text(winner)}. The relative Frobenius error of each gradient, where {limit:g} is allowed, "
         "and its largest error of an element in multiples of that element's bound, where 1 is allowed:", "",
         "| gradient | normwise | worst element / bound |", "|---|---|---|"]
     lines += [

@@ -93,6 +93,11 @@ class Schedule:
         return self.proves - min(max(0.0, left), COMPANIONS_SHARE * self.timeout)
 
     @property
+    def gives_up(self) -> float:
+        """When what still runs of the search is stopped; the gate has at least half of its time."""
+        return self.closes - self._gate_s() / 2
+
+    @property
     def finds(self) -> float:
         """When the fastest must be found: candidates tried, finalists timed."""
         return self.closes - self._gate_s()
@@ -141,20 +146,22 @@ class Schedule:
 
 
 @contextmanager
-def stopped_at(moment: Callable[[], float], stop: Callable[[], object]) -> Iterator[None]:
-    """Calls `stop` from another thread at a moment of time.monotonic(), which may move, unless the block has ended by then."""
-    ended = threading.Event()
+def stopped_at(moment: Callable[[], float], stop: Callable[[], object]) -> Iterator[threading.Event]:
+    """Calls `stop` from another thread at a moment of time.monotonic(), which may move, unless the block has ended by then. The
+    event says after the block whether it did."""
+    ended, stopped = threading.Event(), threading.Event()
 
     def watch() -> None:
         while not ended.wait(_TICK_S):
             if time.monotonic() >= moment():
+                stopped.set()
                 stop()
                 return
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield
+        yield stopped
     finally:
         ended.set()
         thread.join()  # where it has begun to stop, nothing new may begin before it has

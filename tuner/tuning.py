@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -138,16 +138,18 @@ class TuningRun:
         self._tell("compiling the first candidates", 0, 1)
         try:
             judge = self._judge()
-            with self._in_time(judge):
+            with stopped_at(lambda: self.schedule.gives_up, judge.stop) as stopped, suppress(RunEnded):
                 if self._executor.measures:
                     self._search(predicted, judge)
                 else:
                     self._validate_best(predicted, judge)
-                if self._lost is None:
-                    self._pass_gate(judge)
-                    self._ablate(judge, predicted)
-        except RunEnded:  # time was up, and what was still at it was stopped
-            return
+            if self._lost is not None:
+                return
+            if stopped.is_set():
+                judge = self._judge()
+            with stopped_at(lambda: self.schedule.stops, judge.stop):
+                self._pass_gate(judge)
+                self._ablate(judge, predicted)
         except DeviceLost as error:
             self._lose(next(reversed(self._records), "its start"), error)
 
@@ -344,10 +346,6 @@ class TuningRun:
         if isinstance(self._executor, Workers):
             return self._executor.judge(self.problem, eps=eps, seed=seed, regime=regime, report=report)
         return Evaluator(self._executor, self.problem, eps=eps, seed=seed, regime=regime, report=report)
-
-    def _in_time(self, judge: Judge) -> AbstractContextManager[None]:
-        """Ends what does not end by itself when time is up, where it can be ended: in processes of their own."""
-        return nullcontext() if self._timeout is None else stopped_at(lambda: self.schedule.stops, judge.stop)
 
     def _add(self, record: Record, total: int) -> Record:
         self._records[record.config] = record
