@@ -40,7 +40,7 @@ def test_every_part_has_its_end_before_the_end_of_all(timeout: float, measures: 
     one = schedule(timeout, measures=measures, pace=pace)
     assert one.finds < one.closes <= one.proves <= one.stops < one.ends == BEGINS + timeout
     if timeout >= 25.0:
-        assert one.finds - BEGINS >= timeout / 4
+        assert one.finds - BEGINS >= timeout / (4 if measures else 10)
 
 
 def test_on_a_gpu_the_gate_and_the_ablation_have_their_shares() -> None:

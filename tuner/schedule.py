@@ -32,8 +32,9 @@ PAGE_S, PAGE_SHARE = 3.0, 1 / 10
 """CPU time of a core that report.html takes, with the libraries that it is drawn with. Where that is more than this part of the
 time of a run, nothing is kept for it, and it is built only if time is left."""
 
-COMPANIONS, COMPANIONS_SHARE = MAX_CONFIGS - 1, 1 / 4
-"""Configs that best.cu has beside the winner at most, and the largest part of the time that is kept for them."""
+COMPANIONS, COMPANIONS_SHARE, COMPANIONS_SHARE_CPU = MAX_CONFIGS - 1, 1 / 4, 1 / 2
+"""Configs that best.cu has beside the winner at most, and the largest part of the time that is kept for them. On the CPU each of
+them takes as long as a candidate."""
 
 COMPILE_S, JUDGE_S = 5.0, 1.0
 """For a kernel to be compiled, and to be judged, before the first of the run shows how long that takes here."""
@@ -90,7 +91,8 @@ class Schedule:
     def closes(self) -> float:
         """When the gate must have examined the fastest."""
         left = self._companions_s() - (self._gate_s() if self.measures else 0.0)
-        return self.proves - min(max(0.0, left), COMPANIONS_SHARE * self.timeout)
+        share = COMPANIONS_SHARE if self.measures else COMPANIONS_SHARE_CPU
+        return self.proves - min(max(0.0, left), share * self.timeout)
 
     @property
     def gives_up(self) -> float:
@@ -109,6 +111,10 @@ class Schedule:
     def closed(self) -> bool:
         """Whether the time of the gate is over."""
         return self.clock() >= self.closes
+
+    def stopped(self) -> bool:
+        """Whether nothing but the files may be made any more."""
+        return self.clock() >= self.stops
 
     def left_for_proofs(self) -> float:
         """Seconds until nothing but the files is left to be made; threads can wait for no more than a year."""

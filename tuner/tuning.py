@@ -306,7 +306,7 @@ class TuningRun:
             if self._proofs is not None:
                 self._tell("checking the configs for other row counts", 0, 1)
                 self._proofs.finish(self.schedule.left_for_proofs())
-            if self._executor.measures and time.monotonic() >= self.schedule.stops:
+            if self._executor.measures and self.schedule.stopped():
                 self._said += ("what each parameter of the winner is worth was not looked at, since time was up",)
                 return
             self._tell("changing one parameter at a time", 0, 1)
