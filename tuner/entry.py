@@ -36,8 +36,8 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         deterministic: only kernels whose results are bitwise reproducible.
         variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
         trials: the most candidates to try; None: 500 on a GPU, without one the best 16 (each variant's default comes on top).
-        timeout: seconds the run may take; None: 180 on a GPU, without one no limit. What still runs then is given up, where kernels
-            run in processes of their own; where they do not, it is waited for.
+        timeout: seconds the run may take; None: 180 on a GPU, without one no limit. What still runs then is given up, where
+            kernels run in processes of their own; where they do not, it is waited for.
         seed: of the data and the search.
         wants: the gradients to compute, a list of names or "dx,dw"; None: all five.
         store: where compiled kernels are kept; None: the default store.

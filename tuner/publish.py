@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -17,7 +17,7 @@ from tuner.candidates import Space
 from tuner.errors import InputError
 from tuner.known import Known, read_best
 from tuner.outcome import TuneResult
-from tuner.pages import PAGE, write_page
+from tuner.pages import PAGE, is_wanted, write_page
 from tuner.records import Journal, Record, RunInfo, write_text
 from tuner.report import best_json, report_markdown, run_end
 from tuner.study.earlier import TakenUp, read_earlier, take_up
@@ -130,11 +130,12 @@ class Folder:
         written = [self._path / TRIALS, report]
         if result.winner is not None and kept is None:
             on_stage("choosing the configs of best.cu")
-            write_artifact(cu, header, render(result.problem, result.winner.config), result, choose, best)
+            against = write_artifact(cu, header, render(result.problem, result.winner.config), result, choose, best)
+            result = replace(result, checks=(*result.checks, *against))
             write_text(best, best_json(result))
             written = [cu, header, best, *written]
-        no_page = None if has_time_for_page() else (f"{PAGE} was left out, since time was up; python -m reports {self._path} "
-                                                    "writes it")
+        no_page = None if not is_wanted() or has_time_for_page() else (
+            f"{PAGE} was left out, since time was up; python -m reports {self._path} writes it")
         write_text(report, report_markdown(result, interrupted, kept, no_page))
         (self._path / PAGE).unlink(missing_ok=True)
         self._journal.settle((*result.records, *self.taken.aside), not interrupted and result.lost is None,
