@@ -21,7 +21,7 @@ from codegen.problem import Problem, Shape
 from codegen.render import Source, render
 from tests import quick_worker
 from tests.fake_gpu import FakeGpu
-from tests.test_workers import children, running, wait_until
+from tests.processes import children, running, wait_until
 from tuner import ablation
 from tuner import proofs as proofs_module
 from tuner.artifact import serve_all_rows
