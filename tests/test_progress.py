@@ -37,9 +37,9 @@ def shown(terminal: bool, fails: bool = False) -> str:
     bar = ProgressBar(Console(file=stream, force_terminal=terminal, width=WIDE, color_system=None), Clock())
     with suppress(RuntimeError), bar:
         bar.stage("opening the device")
+        bar.stage("listing the candidates")
         if fails:
             raise RuntimeError
-        bar.stage("listing the candidates")
         for done in range(1, 4):
             bar.show(trying(done))
         bar.show(Event("changing one parameter at a time", 0, 1, MEASURED, {}))
@@ -56,7 +56,7 @@ def test_elsewhere_each_stage_is_one_line_when_it_has_ended() -> None:
         "tuner: drawing report.html: 1.0 s"]
 
 
-def test_a_stage_that_fails_leaves_the_last_word_to_the_error() -> None:
+def test_what_goes_wrong_before_the_run_begins_stands_alone() -> None:
     assert shown(terminal=False, fails=True) == ""
 
 

@@ -24,7 +24,7 @@ class Pace:
     compile_s: float | None = None
     judge_s: float | None = None
     busy: float = 1.0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def compiled(self, seconds: float) -> None:
         """A candidate was compiled in so long."""

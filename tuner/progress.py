@@ -21,7 +21,8 @@ from tuner.wording import gpu_text, problem_text, rows_text, share_of_floor, tim
 class ProgressBar:
     """Shows a run's stages as they come: how far each is, the best so far, and what was rejected. A context manager.
 
-    On a terminal something always moves. Elsewhere each stage is a line when it has ended.
+    On a terminal something always moves. Elsewhere each stage is a line when it has ended; those before the first event wait for
+    it, as what a user has to mend until then is to stand alone.
 
     Args:
         console: where.
@@ -35,6 +36,8 @@ class ProgressBar:
             TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[steps]}"), TimeElapsedColumn(),
             TextColumn("{task.fields[found]}"), console=console, disable=not console.is_terminal)
         self._stage: _Stage | None = None
+        self._lines: list[str] = []
+        self._begun = False
 
     def __enter__(self) -> ProgressBar:
         self._progress.start()
@@ -52,6 +55,7 @@ class ProgressBar:
 
     def show(self, event: Event) -> None:
         """One step further."""
+        self._begun = True
         if self._stage is None or event.stage != self._stage.name:
             self.stage(event.stage)
             assert self._stage is not None
@@ -71,7 +75,9 @@ class ProgressBar:
             self._progress.update(stage.task, completed=1, total=1)
         if not self._console.is_terminal:
             parts = filter(None, (stage.steps, f"{self._clock() - stage.began:.1f} s", stage.found))
-            self._console.print(f"tuner: {stage.name}: {', '.join(parts)}", markup=False, highlight=False, soft_wrap=True)
+            self._lines.append(f"tuner: {stage.name}: {', '.join(parts)}")
+        while self._begun and self._lines:
+            self._console.print(self._lines.pop(0), markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(slots=True)

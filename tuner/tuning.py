@@ -85,6 +85,11 @@ class TuningRun:
         on_record: called with each record when it is finished.
         on_event: called after each step.
 
+    Attributes:
+        info: what the run is made under.
+        problem, space: what is computed, and the candidates.
+        schedule: when each part ends.
+
     Raises:
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the request makes no sense.
     """
