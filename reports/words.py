@@ -6,19 +6,19 @@ import math
 
 
 def plain(value: float) -> str:
-    """Three digits, or all before the point: 1.2e-05, 0.0512, 1.96, 25.5, 13,073."""
+    """Three significant digits, or all before the point: 1.20e-05, 0.0512, 0.510, 1.96, 25.5, 13,073."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) < 1e-3:
-        return f"{value:.1e}"
-    places = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{places}f}" if abs(value) >= 1e4 else f"{value:.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text and places > 2 else text
+        return f"{value:.2e}"
+    exponent = int(f"{value:.2e}".partition("e")[2])  # of the rounded value: 9.996 is 10.0
+    text = f"{value:.{max(0, 2 - exponent)}f}"
+    return f"{float(text):,.0f}" if abs(float(text)) >= 1e4 else text
 
 
 def micro(value: float) -> str:
     """Microseconds for a table: as `plain`, but below a thousandth only 0.001 or 0."""
-    return plain(value) if value >= 1e-3 or not math.isfinite(value) else f"{value:.3f}".rstrip("0").rstrip(".")
+    return plain(value) if value >= 1e-3 or not math.isfinite(value) else ("0.001" if value >= 5e-4 else "0")
 
 
 def us(value: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_workers import running, wait_until
+from tests.processes import running, wait_until
 from tuner import compilers
 from tuner.errors import CompileError, ToolchainError
 from tuner.executors.host_toolchain import Compiler

@@ -364,8 +364,9 @@ def test_files_of_another_run_are_not_taken_for_this_one(tmp_path: Path, publish
     assert run.winner.best_us == min(record.best_us for record in slow)
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1.2e-5, "1.2e-05"), (0.0512, "0.0512"), (0.51, "0.51"), (1.957, "1.96"),
-                                             (25.47, "25.5"), (13073.4, "13,073"), (9999.6, "10000"), (math.inf, "inf")])
+@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1.2e-5, "1.20e-05"), (0.0512, "0.0512"), (0.51, "0.510"),
+                                             (1.957, "1.96"), (9.996, "10.0"), (25.47, "25.5"), (13073.4, "13,073"),
+                                             (9999.6, "10,000"), (math.inf, "inf")])
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert plain(value) == text
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.fake_driver import FakeDriver
-from tests.test_workers import running, wait_until
+from tests.processes import running, wait_until
 from tests.torch_extension import gradients
 from tests.torch_on_host import leaves
 from tuner.errors import ToolchainError

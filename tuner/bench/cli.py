@@ -26,6 +26,7 @@ from tuner.bench.shapes import NAMED, NamedShape, parse_shapes
 from tuner.bench.sheet import Sheet, check_folder
 from tuner.bench.torch_gpu import Torch, open_torch
 from tuner.choose import open_executor
+from tuner.console import results_console
 from tuner.errors import InputError, ToolchainError
 from tuner.known import reports_folder
 from tuner.provenance import now, version
@@ -138,7 +139,7 @@ def _measure(executor: RatedExecutor, cases: Sequence[Case], options: Options, f
     setting = Setting(
         command, now(), version(), executor.device, versions(executor.limits.arch, {} if torch is None else torch.versions),
         options.tuning.seed, options.samples, options.peers, rates, absent, tuple(case.title for case in cases))
-    console, errors = Console(), Console(stderr=True)
+    console, errors = results_console(), Console(stderr=True)
     sheet = Sheet(folder, setting, cases, resume)
     missing = sheet.missing
     if len(missing) < len(cases):
