@@ -30,5 +30,5 @@ def made_up(times: Callable[[Config], float | None], variants: tuple[str, ...], 
         else Result(Status.OK, time_us=time_us) for config in chosen}
     origin = Origin(
         shape, problem.dtype, problem.param_dtype, problem.accuracy, problem.wants_key, False, 1e-5, 0, variants, "NVIDIA Test",
-        "nvcc 0", "", limits)
+        "nvcc 0", {}, limits)
     return Recorded(origin, len(valid), [], results)

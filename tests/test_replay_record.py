@@ -7,11 +7,14 @@ import lzma
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from codegen.config import Config
+from codegen.problem import Problem
+from codegen.render import Source, render
 from codegen.space import make_config
 from tests.fake_gpu import FakeBuilds, FakeGpu, failing_launch, lost_at, rugged
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE
@@ -61,6 +64,62 @@ def test_a_session_goes_on_where_the_last_one_was_cut_off(tmp_path: Path, monkey
     assert len(whole.results) == whole.valid and len(whole.slices) == 2
     assert not set(first.results) & set(second.compiled) - {
         config for config, result in whole.results.items() if result.again_us is not None}
+
+
+def test_a_session_that_is_short_of_time_times_its_fastest_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second a timing: most of 100 seconds go to configs, the rest to the fastest of them, and a later session does so anew."""
+    path = tmp_path / "space.json.xz"
+    clock = [0.0]
+
+    def times(config: Config) -> float:
+        clock[0] += 1.0
+        return rugged(config)
+
+    def session(timeout: int) -> dict[Config, Result]:
+        with monkeypatch.context() as patch:
+            patch.setattr(record_cli.time, "monotonic", lambda: clock[0])
+            assert record(path, patch, FakeGpu(times), "--timeout", str(timeout)) == FAILED
+        return load(path).results
+
+    first = session(100)
+    assert 20 < len(first) < load(path).valid
+    again = [config for config in first if first[config].again_us is not None]
+    assert min(first, key=rugged) in again and len(again) < len(first)
+    second = session(60)
+    best = min(second, key=rugged)
+    near = [config for config in second if rugged(config) <= recorder.AGAIN_WITHIN * rugged(best)]
+    assert len(second) > len(first) and all(second[config].again_us is not None for config in near)
+
+
+def test_a_space_that_has_grown_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "space.json.xz"
+    assert record(path, monkeypatch, FakeGpu(), "--variants", "row_thread") == OK
+    first = load(path)
+    larger = FakeGpu()
+    assert record(path, monkeypatch, larger) == OK
+    whole = load(path)
+    assert len(whole.results) == whole.valid > first.valid == len(first.results)
+    assert whole.origin.variants == ("row_thread", "row_warp") and set(first.results) <= set(whole.results)
+    assert not set(first.results) & set(larger.compiled) - {
+        config for config, result in whole.results.items() if result.again_us is not None}
+    assert record(path, monkeypatch, FakeGpu(), "--variants", "row_thread") == USAGE
+    assert "variants differs" in capsys.readouterr().err
+
+
+def test_templates_that_have_changed_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "space.json.xz"
+    assert record(path, monkeypatch, FakeGpu()) == OK
+    changed = sorted(load(path).origin.sources)[0]
+
+    def rendered(problem: Problem, config: Config) -> Source:
+        source = render(problem, config)
+        return replace(source, text=source.text + "// new\n") if str(config) == changed else source
+
+    monkeypatch.setattr(record_cli, "render", rendered)
+    assert record(path, monkeypatch, FakeGpu()) == USAGE
+    assert "sources differs" in capsys.readouterr().err
 
 
 def test_a_session_that_is_told_to_end_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

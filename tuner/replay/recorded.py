@@ -24,7 +24,7 @@ from tuner.errors import InputError
 from tuner.executors import Resources
 from tuner.records import Status, write_bytes
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the file. It rises whenever a field changes its meaning or goes."""
 
 MOST_BYTES = 1 << 28
@@ -72,9 +72,12 @@ class Slice:
     command: str
 
 
+_MAY_DIFFER = ("variants", "sources", "limits")
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a space was recorded under; sessions that differ in any of it do not go into one file.
+    """What a space was recorded under. Sessions that differ in any of it do not go into one file, but that the space may grow.
 
     Attributes:
         shape: "B,S,H,O".
@@ -83,7 +86,7 @@ class Origin:
         variants: those that take part.
         device: the GPU.
         compiler: nvcc and its version.
-        sources: a digest of what the templates render.
+        sources: digests of what the templates render for some of the configs, by the text of the config.
         limits: of the GPU.
     """
 
@@ -98,7 +101,7 @@ class Origin:
     variants: tuple[str, ...]
     device: str
     compiler: str
-    sources: str
+    sources: Mapping[str, str]
     limits: Limits
 
     def problem(self) -> Problem:
@@ -107,9 +110,12 @@ class Origin:
                           deterministic=self.deterministic, param_dtype=self.param_dtype, accuracy=self.accuracy)
 
     def differs(self, other: Origin) -> str | None:
-        """The name of the first field in which they differ; None: they do not. The rates in the limits may be measured anew."""
+        """The name of the first field in which a later session differs; None: in none. It may have more variants, the rates in
+        the limits may be measured anew, and what the sources say of other configs is no matter."""
+        if not set(self.variants) <= set(other.variants):
+            return "variants"
         mine, theirs = asdict(self), asdict(other)
-        return next((name for name in mine if name != "limits" and mine[name] != theirs[name]), None)
+        return next((name for name in mine if name not in _MAY_DIFFER and mine[name] != theirs[name]), None)
 
 
 @dataclass(slots=True)
@@ -196,7 +202,8 @@ def _no_number(name: str) -> None:
 def _read(content: Mapping[str, Any]) -> Recorded:
     values = content["origin"]
     variants, limits = tuple(map(_text, values["variants"])), _typed(Limits(**values["limits"]))
-    origin = _typed(Origin(**{**values, "variants": variants, "limits": limits}))
+    sources = {_text(config): _text(digest) for config, digest in values["sources"].items()}
+    origin = _typed(Origin(**{**values, "variants": variants, "sources": sources, "limits": limits}))
     problem = origin.problem()
     tables = [{_text(name): _typed(Resources(*numbers)) for name, *numbers in entry} for entry in content["resources"]]
     reasons = [None if reason is None else _text(reason) for reason in content["reasons"]]
