@@ -119,13 +119,20 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 # --- comparing ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["guided", "random", "predicted", "tpe"])
+@pytest.mark.parametrize("name", ["guided", "unaided", "random", "predicted", "tpe"])
 def test_every_search_tries_candidates_once_each(name: str) -> None:
     rival = rivals.rivals()[name]
     tried = rival(field(), 40, 2)
     assert len(tried) == len(set(tried)) == 40 and set(tried) <= set(field().candidates)
     assert rival(field(), 40, 2) == tried
     assert set(rival(Field(made_up(rugged, VARIANTS, 30)), 40, 2)) == set(Field(made_up(rugged, VARIANTS, 30)).candidates)
+
+
+def test_an_unaided_search_tries_the_same_whatever_is_predicted() -> None:
+    other = Field(field().recorded)
+    other.__dict__["predicted"] = dict.fromkeys(reversed(field().candidates), 1.0)
+    assert rivals.unaided(other, 40, 2) == rivals.unaided(field(), 40, 2)
+    assert rivals.guided(other, 40, 2) != rivals.guided(field(), 40, 2)
 
 
 def test_every_config_has_a_row_of_its_own_in_the_table_for_kernel_tuner() -> None:
@@ -154,6 +161,7 @@ def test_a_comparison_is_written_for_readers_and_for_programs(tmp_path: Path, ca
     assert "| guided |" in text and "| random |" in text and "95 % interval" in text
     reached = content["reached"]["guided"]["space.json.xz"]
     assert np.shape(reached) == (2, 4) and all(row == sorted(row) for row in reached)
+    assert content["tried"]["random"]["space.json.xz"] == [len(field().candidates)] * 2
     assert content["ahead_of"]["random"]["low"] <= content["ahead_of"]["random"]["mean"]
     assert compare.main([str(path), "--rivals", "nobody", "--out", str(out)]) == USAGE
     assert compare.main([str(path), "--seeds", "0"]) == USAGE
