@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from codegen.config import Config
 from tuner.errors import DeviceLost, RunEnded, TunerError
-from tuner.evaluate import Compiled, Judge
+from tuner.evaluate import Compiled
 from tuner.records import Record, Status
 from tuner.strategy import Strategy
 
@@ -21,6 +21,19 @@ IN_FLIGHT = 32
 """Candidates chosen before their predecessors' times are known. The same on every machine, so that equal times give an equal
 search. Twice as many as a machine with a GPU may have cores: compilers take from one to ten seconds, and none waits for a place
 while the slowest holds up the judging (with 16 on 16 cores, a third of the cores idle). The search hardly suffers from it."""
+
+
+class Tries(Protocol):
+    """What of a Judge (tuner.evaluate) is asked for while candidates are tried."""
+
+    def compile(self, config: Config) -> Compiled:
+        """As Judge.compile."""
+
+    def judge(self, compiled: Compiled) -> Record:
+        """As Judge.judge."""
+
+    def stop(self) -> None:
+        """As Judge.stop."""
 
 
 def workers() -> int:
@@ -43,7 +56,7 @@ def thread_pool(count: int, wait_for_begun: bool = True) -> Iterator[ThreadPoolE
         pool.shutdown(wait=wait_for_begun, cancel_futures=True)
 
 
-def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool], on_record: Callable[[Record], object], *,
+def try_in_turn(strategy: Strategy, judge: Tries, out_of_time: Callable[[], bool], on_record: Callable[[Record], object], *,
                 lanes: int = 1, ahead: int = IN_FLIGHT, on_begin: Callable[[Config], None] = lambda config: None) -> None:
     """Tries what the strategy chooses until it ends or time is up.
 
@@ -96,13 +109,13 @@ def told(record: Record) -> float | None:
     return record.time_us if record.status in (Status.OK, Status.SLOWER) else None
 
 
-def _judged(judge: Judge, compiled: Future[Compiled]) -> Record:
+def _judged(judge: Tries, compiled: Future[Compiled]) -> Record:
     program = compiled.result()
     return replace(judge.judge(program), source=program.digest)
 
 
 @contextmanager
-def _judges(judge: Judge, lanes: int) -> Iterator[Executor]:
+def _judges(judge: Tries, lanes: int) -> Iterator[Executor]:
     """Where candidates are judged: in this thread, where it is one at a time."""
     if lanes == 1:
         yield _AtOnce()

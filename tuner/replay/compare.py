@@ -128,7 +128,7 @@ def _ahead_of(found: Found, name: str) -> Difference:
     return difference(ours, theirs)
 
 
-def report(found: Found, seeds: int, ahead: int) -> str:
+def report(found: Found, seeds: int) -> str:
     """The comparison for a reader, in Markdown."""
     paths = list(next(iter(found.values())))
     after = " | ".join(str(count) for count in AFTER)
@@ -137,8 +137,8 @@ def report(found: Found, seeds: int, ahead: int) -> str:
         f"{now()}, revision {version()}. {seeds} seeds. Per cent of the optimum that the best of the first "
         f"{', '.join(map(str, AFTER))} configs reached, in the mean; *near*: runs within 5 % of it after {AFTER[JUDGED]}; "
         "*tried*: configs a search had tried when it ended, in the mean.", "",
-        f"`{OURS}` is the tuner's search, with {ahead} configs in flight, as in a tuning run; `unaided` is the same without the "
-        "cost model, `predicted` the cost model's order alone. All others know every time before they choose; `kt` are "
+        f"`{OURS}` is the tuner's search, with {IN_FLIGHT} configs in flight, as in a tuning run; `unaided` is the same without "
+        "the cost model, `predicted` the cost model's order alone. All others know every time before they choose; `kt` are "
         "strategies of Kernel Tuner in its simulation mode. Some of these ask for the same configs again and again where all "
         "that lies round their best was tried, or fail where a neighbour was not recorded; then they have ended."]
     for path in paths:
@@ -160,13 +160,13 @@ def report(found: Found, seeds: int, ahead: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_json(found: Found, seeds: int, ahead: int) -> str:
+def as_json(found: Found, seeds: int) -> str:
     """The same for programs, with every run."""
     runs = {name: {path.name: np.round(one.reached, 5).tolist() for path, one in of_paths.items()}
             for name, of_paths in found.items()}
     tried = {name: {path.name: one.tried.tolist() for path, one in of_paths.items()} for name, of_paths in found.items()}
     differences = {name: asdict(_ahead_of(found, name)) for name in found if OURS in found and name != OURS}
-    return json.dumps({"date": now(), "version": version(), "seeds": seeds, "ahead": ahead, "after": AFTER,
+    return json.dumps({"date": now(), "version": version(), "seeds": seeds, "ahead": IN_FLIGHT, "after": AFTER,
                        "reached": runs, "tried": tried, "ahead_of": differences}) + "\n"
 
 
@@ -196,8 +196,8 @@ def _compare(options: argparse.Namespace, known: Sequence[str]) -> int:
     for path in options.files:
         _field(path)
     found = compare(options.files, names, options.seeds, options.workers)
-    write_text(options.out / "search.md", report(found, options.seeds, IN_FLIGHT))
-    write_text(options.out / "search.json", as_json(found, options.seeds, IN_FLIGHT))
+    write_text(options.out / "search.md", report(found, options.seeds))
+    write_text(options.out / "search.json", as_json(found, options.seeds))
     return OK
 
 
