@@ -39,11 +39,22 @@ def test_a_space_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "space.json.xz"
     written.save(path)
     found = load(path)
-    assert found.origin == written.origin and found.valid == written.valid
+    assert found.origin == written.origin and found.sizes == written.sizes
     assert {config: (result.status, result.reason) for config, result in found.results.items()} == {
         config: (result.status, result.reason) for config, result in written.results.items()}
     assert found.times == pytest.approx(written.times, rel=1e-5)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_space_says_how_much_of_it_is_recorded() -> None:
+    whole = field().recorded
+    assert whole.extent() == f"{whole.size} of {whole.size} valid configs"
+    some = made_up(rugged, VARIANTS)
+    dropped = [config for config in some.results if config.variant == "row_warp"][3:]
+    for config in dropped:
+        del some.results[config]
+    left, of = some.size - len(dropped), some.sizes["row_warp"]
+    assert some.extent() == f"{left} of {some.size} valid configs (3 of {of} of row_warp)"
 
 
 def test_a_space_of_variants_that_are_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

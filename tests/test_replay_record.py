@@ -38,11 +38,11 @@ def test_the_whole_space_is_recorded_and_its_fastest_timed_again(tmp_path: Path,
     path = tmp_path / "deep" / "space.json.xz"
     assert record(path, monkeypatch, FakeGpu()) == OK
     found = load(path)
-    assert len(found.results) == found.valid > 100
+    assert len(found.results) == found.size > 100
     assert all(result.status is Status.OK for result in found.results.values())
     assert found.times == pytest.approx({config: rugged(config) for config in found.results}, rel=1e-5)
     again = [config for config, result in found.results.items() if result.again_us is not None]
-    assert min(found.times, key=found.times.__getitem__) in again and len(again) < found.valid
+    assert min(found.times, key=found.times.__getitem__) in again and len(again) < found.size
     assert found.origin.problem().rows == 16
     command = " ".join(("python -m tuner record", *ARGUMENTS, "--out", str(path)))
     assert [one.command for one in found.slices] == [command]
@@ -57,11 +57,11 @@ def test_a_session_goes_on_where_the_last_one_was_cut_off(tmp_path: Path, monkey
         assert record(path, patch, FakeGpu(), "--timeout", "60") == FAILED
     assert "so far" in capsys.readouterr().out
     first = load(path)
-    assert 0 < len(first.results) < first.valid
+    assert 0 < len(first.results) < first.size
     second = FakeGpu()
     assert record(path, monkeypatch, second) == OK
     whole = load(path)
-    assert len(whole.results) == whole.valid and len(whole.slices) == 2
+    assert len(whole.results) == whole.size and len(whole.slices) == 2
     assert not set(first.results) & set(second.compiled) - {
         config for config, result in whole.results.items() if result.again_us is not None}
 
@@ -82,7 +82,7 @@ def test_a_session_that_is_short_of_time_times_its_fastest_again(tmp_path: Path,
         return load(path).results
 
     first = session(100)
-    assert 20 < len(first) < load(path).valid
+    assert 20 < len(first) < load(path).size
     again = [config for config in first if first[config].again_us is not None]
     assert min(first, key=rugged) in again and len(again) < len(first)
     second = session(60)
@@ -99,7 +99,7 @@ def test_a_space_that_has_grown_is_gone_on_with(tmp_path: Path, monkeypatch: pyt
     larger = FakeGpu()
     assert record(path, monkeypatch, larger) == OK
     whole = load(path)
-    assert len(whole.results) == whole.valid > first.valid == len(first.results)
+    assert len(whole.results) == whole.size > first.size == len(first.results)
     assert whole.origin.variants == ("row_thread", "row_warp") and set(first.results) <= set(whole.results)
     assert not set(first.results) & set(larger.compiled) - {
         config for config, result in whole.results.items() if result.again_us is not None}

@@ -138,14 +138,15 @@ def report(found: Found, seeds: int) -> str:
         f"{', '.join(map(str, AFTER))} configs reached, in the mean; *near*: runs within 5 % of it after {AFTER[JUDGED]}; "
         "*tried*: configs a search had tried when it ended, in the mean.", "",
         f"`{OURS}` is the tuner's search, with {IN_FLIGHT} configs in flight, as in a tuning run; `unaided` is the same without "
-        "the cost model, `predicted` the cost model's order alone. All others know every time before they choose; `kt` are "
+        "the cost model, `predicted` the cost model's order alone: some of its constants were chosen with times of this GPU, so "
+        "what `unaided` finds says more of a GPU that is new. All others know every time before they choose; `kt` are "
         "strategies of Kernel Tuner in its simulation mode. Some of these ask for the same configs again and again where all "
         "that lies round their best was tried, or fail where a neighbour was not recorded; then they have ended."]
     for path in paths:
         field = _field(path)
         lines += ["", f"## {field.recorded.origin.shape} {field.recorded.origin.dtype}", "",
                   f"{len(field.candidates)} candidates, {len(field.times)} with a time, the best {field.best_us:.4g} us; "
-                  f"{len(field.recorded.results)} of {field.recorded.valid} valid configs recorded ({path.name}).", "",
+                  f"recorded: {field.recorded.extent()}, in {path.name}.", "",
                   f"| search | {after} | near | tried |", "|---|" + "---|" * (len(AFTER) + 2)]
         for name, of_paths in found.items():
             values = " | ".join(f"{100 * value:.1f}" for value in of_paths[path].reached.mean(axis=0))

@@ -115,12 +115,13 @@ def _begun(origin: Origin, space: Space, path: Path) -> Recorded:
     Raises:
         InputError: it holds another space.
     """
+    sizes = Counter(config.variant for config in space.valid)
     if not path.exists():
-        return Recorded(origin, len(space.valid))
+        return Recorded(origin, sizes)
     recorded = load(path)
     if differs := recorded.origin.differs(origin) or _changed(recorded, space):
         raise InputError(f"{path} holds a space whose {differs} differs; name another file, or remove this one")
-    return replace(recorded, origin=replace(origin, limits=recorded.origin.limits), valid=len(space.valid))
+    return replace(recorded, origin=replace(origin, limits=recorded.origin.limits), sizes=sizes)
 
 
 def _changed(recorded: Recorded, space: Space) -> str | None:
@@ -157,5 +158,5 @@ def _summary(recorded: Recorded, complete: bool) -> str:
     what = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     best = min(recorded.times.items(), key=lambda entry: entry[1], default=None)
     fastest = "" if best is None else f"; the fastest takes {best[1]:.4g} us: {best[0]}"
-    state = "complete" if complete else f"{len(recorded.results)} of {recorded.valid} so far"
+    state = "complete" if complete else f"{recorded.extent()} so far"
     return f"recorded {recorded.origin.shape}, {state}: {what}{fastest}"

@@ -2,7 +2,7 @@
 
 It holds columns, one entry a config, in the order of the space: its text, the number of its status, of its reason and of its
 resources in a list of the different ones, its time, and its second, more careful time where it was among the fastest. A space may
-be recorded in part; `Recorded.valid` says how large it is.
+be recorded in part; `Recorded.sizes` says how large it is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -124,15 +125,26 @@ class Recorded:
 
     Attributes:
         origin: what it was recorded under.
-        valid: how many configs the space has.
+        sizes: how many configs the space has of each variant.
         slices: the sessions, in order.
         results: by config.
     """
 
     origin: Origin
-    valid: int
+    sizes: Mapping[str, int]
     slices: list[Slice] = field(default_factory=list)
     results: dict[Config, Result] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many configs the space has."""
+        return sum(self.sizes.values())
+
+    def extent(self) -> str:
+        """How much of it is recorded, for people: of all, and of each variant that is not whole."""
+        counts = Counter(config.variant for config in self.results)
+        parts = [f"{counts[name]} of {size} of {name}" for name, size in self.sizes.items() if counts[name] < size]
+        return f"{len(self.results)} of {self.size} valid configs" + (f" ({', '.join(parts)})" if parts else "")
 
     @property
     def times(self) -> dict[Config, float]:
@@ -151,8 +163,8 @@ class Recorded:
             (name, entry.registers, entry.shared_bytes, entry.spill_bytes, entry.stack_bytes)
             for name, entry in result.resources.items())) for result in results.values())
         content = {
-            "schema": SCHEMA, "origin": asdict(self.origin), "valid": self.valid, "slices": [asdict(one) for one in self.slices],
-            "reasons": reasons, "resources": resources,
+            "schema": SCHEMA, "origin": asdict(self.origin), "sizes": dict(self.sizes),
+            "slices": [asdict(one) for one in self.slices], "reasons": reasons, "resources": resources,
             "columns": {
                 "config": [str(config) for config in results], "status": [result.status.value for result in results.values()],
                 "reason": reason, "time_us": [_rounded(result.time_us) for result in results.values()],
@@ -218,10 +230,11 @@ def _read(content: Mapping[str, Any]) -> Recorded:
                                  tables[_place(resources)])
         if results[config].status is Status.OK and time_us is None:
             raise ValueError(text)
-    valid = _place(content["valid"])
-    if valid < len(results) or len(results) < len(columns["config"]):
-        raise ValueError(valid)
-    return Recorded(origin, valid, [_typed(Slice(**one)) for one in content["slices"]], results)
+    sizes = {_text(name): _place(size) for name, size in content["sizes"].items()}
+    counts = Counter(config.variant for config in results)
+    if any(counts[name] > sizes.get(name, 0) for name in counts) or len(results) < len(columns["config"]):
+        raise ValueError(sizes)
+    return Recorded(origin, sizes, [_typed(Slice(**one)) for one in content["slices"]], results)
 
 
 def _typed(instance: _T) -> _T:
