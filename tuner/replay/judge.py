@@ -55,4 +55,5 @@ class RecordedJudge:
             status, reason = _REJECTED[self._faults[config]]
             return Record(config, status, f"{reason} (planted)")
         result = self._field.recorded.results[config]
-        return Record(config, result.status, result.reason, result.best_us, measured=True, resources=result.resources)
+        time_us = self._field.times.get(config)
+        return Record(config, result.status, result.reason, time_us, measured=True, resources=result.resources)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar, cast
 
 from codegen.config import Config
@@ -51,11 +52,6 @@ class Result:
     time_us: float | None = None
     again_us: float | None = None
     resources: Mapping[str, Resources] = field(default_factory=dict)
-
-    @property
-    def best_us(self) -> float | None:
-        """The more careful of its times; None where it has none."""
-        return self.time_us if self.again_us is None else self.again_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +144,12 @@ class Recorded:
 
     @property
     def times(self) -> dict[Config, float]:
-        """Microseconds of the configs that have a time."""
-        return {config: result.best_us for config, result in self.results.items() if result.best_us is not None}
+        """Microseconds of the configs that have a time, the more careful one where they were timed again. The GPU may have been
+        warmer, and slower, by then: the others' times are multiplied by what it made of these, so that none wins by that."""
+        ratios = [result.again_us / result.time_us for result in self.results.values() if result.again_us and result.time_us]
+        drift = median(ratios or [1.0])
+        return {config: result.again_us or drift * result.time_us
+                for config, result in self.results.items() if result.time_us is not None}
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all.
