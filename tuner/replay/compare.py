@@ -137,11 +137,11 @@ def report(found: Found, seeds: int) -> str:
         f"{now()}, revision {version()}. {seeds} seeds. Per cent of the optimum that the best of the first "
         f"{', '.join(map(str, AFTER))} configs reached, in the mean; *near*: runs within 5 % of it after {AFTER[JUDGED]}; "
         "*tried*: configs a search had tried when it ended, in the mean.", "",
-        f"`{OURS}` is the tuner's search, with {IN_FLIGHT} configs in flight, as in a tuning run; `unaided` is the same without "
-        "the cost model, `predicted` the cost model's order alone: some of its constants were chosen with times of this GPU, so "
-        "what `unaided` finds says more of a GPU that is new. All others know every time before they choose; `kt` are "
-        "strategies of Kernel Tuner in its simulation mode. Some of these ask for the same configs again and again where all "
-        "that lies round their best was tried, or fail where a neighbour was not recorded; then they have ended."]
+        f"`{OURS}` is the tuner's search, with {IN_FLIGHT} configs in flight, as in a tuning run; all others know every time "
+        "before they choose. `predicted` is the cost model's order alone. Some of that model's constants were chosen with times "
+        "of this GPU, so there is also `unaided`, the tuner's search without it. `kt` are strategies of Kernel Tuner in its "
+        "simulation mode. Some of these ask for the same configs again and again where all that lies round their best was "
+        "tried, or fail where a neighbour was not recorded; then they have ended."]
     for path in paths:
         field = _field(path)
         lines += ["", f"## {field.recorded.origin.shape} {field.recorded.origin.dtype}", "",
