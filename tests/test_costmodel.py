@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 from functools import cache
 from unittest import mock
@@ -17,7 +19,7 @@ from codegen.space import make_config, parse_config, valid_configs
 from codegen.variants import VARIANTS, default_names
 from tests import big_space
 from tuner.candidates import survey
-from tuner.costmodel import floor_us, plausible_us, predict, resident_blocks, tensor_bytes
+from tuner.costmodel import TERMS, _from_memory, floor_us, plausible_us, predict, resident_blocks, tensor_bytes
 from tuner.executors import Resources
 from tuner.guess import best_predicted, rank
 from tuner.work import KERNELS, Setting, Work, work
@@ -186,6 +188,27 @@ def test_bytes_follow_the_data_types() -> None:
     assert floor_us(narrow, H200) == pytest.approx(47.0, rel=0.01)
     config = make_config("row_warp", {"splits": 256})
     assert predict(narrow, config, H200).time_us < predict(wide, config, H200).time_us
+
+
+def test_each_launch_waits_for_the_memory_that_it_goes_through_itself() -> None:
+    """Two passes over a million rows: the second reads some partial sums, the first all of x and dy."""
+    at = problem("1,1048576,64,64")
+    first, second = predict(at, parse_config("row_shared:splits=128,reduction=two_pass"), H200).steps
+    assert (first.name, second.name) == ("row_shared", "sum_partials")
+    memory = TERMS.index("memory")
+    assert first.terms[memory] == pytest.approx(floor_us(at, H200), rel=0.05)
+    assert second.terms[memory] < 0.02 * first.terms[memory]
+
+
+def test_what_l2_keeps_between_calls() -> None:
+    """All of what has room; hardly anything of many times as much; and never less is missed where there is more."""
+    sizes = [share * H200.l2_bytes // 100 for share in range(90, 1000)]
+    missed = [_from_memory(size, H200.l2_bytes) for size in sizes]
+    assert all(lost == 0.0 for size, lost in zip(sizes, missed, strict=True) if size <= H200.l2_bytes)
+    assert all(0 <= more - less < H200.l2_bytes / 40 for less, more in itertools.pairwise(missed))
+    assert missed[-1] > 0.999 * sizes[-1]
+    twice = _from_memory(2 * H200.l2_bytes, H200.l2_bytes) / (2 * H200.l2_bytes)
+    assert 1 - twice == pytest.approx(math.exp(-2 * twice), rel=1e-6)
 
 
 def costs(**work: float) -> float:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from codegen.config import Config
 from tuner.compilers import Group
 from tuner.errors import DeviceLost, RunEnded, TunerError
-from tuner.evaluate import Compiled, Judge
+from tuner.evaluate import Compiled
 from tuner.pace import Pace
 from tuner.records import Record, Status
 from tuner.strategy import Strategy
@@ -28,6 +28,19 @@ while the slowest holds up the judging (with 16 on 16 cores, a third of the core
 
 _GLANCE_S = 0.1
 """How often whoever waits for a compiler looks at the clock."""
+
+
+class Tries(Protocol):
+    """What of a Judge (tuner.evaluate) is asked for while candidates are tried."""
+
+    def compile(self, config: Config) -> Compiled:
+        """As Judge.compile."""
+
+    def judge(self, compiled: Compiled) -> Record:
+        """As Judge.judge."""
+
+    def stop(self) -> None:
+        """As Judge.stop."""
 
 
 def workers() -> int:
@@ -48,7 +61,7 @@ def compiling(count: int) -> Iterator[ThreadPoolExecutor]:
         group.end()
 
 
-def try_in_turn(strategy: Strategy, judge: Judge, out_of_time: Callable[[], bool], on_record: Callable[[Record], object], *,
+def try_in_turn(strategy: Strategy, judge: Tries, out_of_time: Callable[[], bool], on_record: Callable[[Record], object], *,
                 lanes: int = 1, ahead: int = IN_FLIGHT, on_begin: Callable[[Config], None] = lambda config: None,
                 pace: Pace | None = None) -> None:
     """Tries what the strategy chooses until it ends or time is up.
@@ -105,14 +118,14 @@ def told(record: Record) -> float | None:
     return record.time_us if record.status in (Status.OK, Status.SLOWER) else None
 
 
-def _compiled(judge: Judge, config: Config, pace: Pace) -> Compiled:
+def _compiled(judge: Tries, config: Config, pace: Pace) -> Compiled:
     began = time.monotonic()
     compiled = judge.compile(config)
     pace.compiled(time.monotonic() - began)
     return compiled
 
 
-def _judged(judge: Judge, compiled: Future[Compiled], out_of_time: Callable[[], bool], pace: Pace) -> Record:
+def _judged(judge: Tries, compiled: Future[Compiled], out_of_time: Callable[[], bool], pace: Pace) -> Record:
     """Raises RunEnded: time was up before it was compiled."""
     while not wait([compiled], timeout=_GLANCE_S).done:
         if out_of_time():
@@ -124,7 +137,7 @@ def _judged(judge: Judge, compiled: Future[Compiled], out_of_time: Callable[[], 
 
 
 @contextmanager
-def _judges(judge: Judge, lanes: int) -> Iterator[Executor]:
+def _judges(judge: Tries, lanes: int) -> Iterator[Executor]:
     """Where candidates are judged: in this thread, where it is one at a time."""
     if lanes == 1:
         yield _AtOnce()
