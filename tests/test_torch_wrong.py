@@ -87,3 +87,14 @@ def test_a_parameter_that_became_another_since_the_forward_pass_is_a_sentence(wa
     arguments[3].data = torch.randn(16, 3)
     with pytest.raises(RuntimeError, match=r"linear_weight \[16, 3\]"):
         y.backward(grad)
+
+
+@pytest.mark.cuda
+def test_a_tensor_on_the_cpu_beside_those_on_a_gpu_is_a_sentence() -> None:
+    given = {name: tensor.cuda() for name, tensor in right().items()}
+    for _ in range(2):
+        call(given)
+    for name in ("x", "weight", "linear_weight", "mean"):
+        with pytest.raises(RuntimeError, match=f"{name} .* cpu"):
+            call({**given, name: given[name].cpu()})
+    torch.cuda.synchronize()
