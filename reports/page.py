@@ -19,7 +19,7 @@ from reports.analysis import families, improvements, reasons
 from reports.importance import METHOD, importance
 from reports.roofline import ceilings, points, spent
 from reports.run import Run
-from reports.words import micro, plain
+from reports.words import micro, plain, without_place
 from reports.worth import is_ablation, worth
 from tuner.costmodel import TERMS
 from tuner.provenance import version
@@ -62,7 +62,8 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports", "."), undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters |= {"num": number, "capitalised": capitalised, "breakable": breakable, "short": short}
+    environment.filters |= {"num": number, "capitalised": capitalised, "breakable": breakable, "short": short,
+                            "without_place": without_place}
     environment.globals["share_width"] = share_width
     return environment
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
+
+LEVEL = ("the two times lie no further apart than their noises together, and the noise of a time is how far the medians of its "
+         "two measurements lie apart")
+"""What tuner.bench.results.Row.standing means by it."""
 
 
 def plain(value: float) -> str:
@@ -24,3 +29,16 @@ def micro(value: float) -> str:
 def us(value: float) -> str:
     """A time with its unit, given in microseconds: 25.5 us, 0.77 ns."""
     return f"{value * 1e3:.2g} ns" if 0 < value < 0.01 else f"{plain(value)} us"
+
+
+def three(value: float) -> str:
+    """Three digits and no more: 1.96, 25.5, 405, 1340, 32,400."""
+    digits = 2 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    return plain(round(value, digits))
+
+
+def without_place(command: str) -> str:
+    """A command without the option that says where its files went."""
+    words = shlex.split(command)
+    kept = [word for before, word in zip(["", *words], words, strict=False) if "--out" not in (before, word)]
+    return shlex.join(word for word in kept if not word.startswith("--out="))

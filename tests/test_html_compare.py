@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from reports import cli
 from reports.index import INDEX, index_page
 from tests.html_page import Page
 from tests.report_cases import PUBLISHED, ROOT, SEED, published_records, written
+from tuner.bench.sheet import read_results
 from tuner.records import Record, RunInfo, Status
 
 
@@ -128,6 +130,11 @@ def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, 
         assert shown == [[peer["median"]] if peer else [] for peer in peers]
         assert row[8].value == pytest.approx(values["ratio"], rel=1e-12)
         assert row[11].value == max(values["ours"]["errors"].values())
+    results = read_results(root / "bench.json")
+    assert results is not None
+    standings = Counter(row.standing for row in results.rows)
+    assert f"faster than PyTorch in {standings['faster']} of {len(rows)} cases, level in {standings['level']}" in page.text
+    assert page.source.count('<b class="bad">') == standings["slower"]
     cells = {(row[0].text, at): cell for row in page.tables["matrix"] for at, cell in enumerate(row[2:])}
     kinds = list(dict.fromkeys((values["dtype"], values["accuracy"]) for values in rows))
     shown = {(values["name"], kinds.index((values["dtype"], values["accuracy"]))): values for values in rows}

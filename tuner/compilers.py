@@ -29,11 +29,15 @@ _threads = threading.local()
 _LIMITED = 'ulimit -S -t "$1"; shift; exec "$@"'
 
 
-def run_compiler(command: Sequence[str], folder: Path,
-                 environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_compiler(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None,
+                 patience: int = 1) -> subprocess.CompletedProcess[str]:
     """Runs a compiler in `folder`, to its end or its limit, and returns its status and what it said.
 
     The limit on CPU time holds for each process that the compiler starts as well: killing it alone would leave them running.
+
+    Args:
+        environment: its variables; None: those of this process.
+        patience: how many times both limits it may take, for what is no kernel.
 
     Raises:
         OSError: it is not there.
@@ -43,7 +47,7 @@ def run_compiler(command: Sequence[str], folder: Path,
     group: Group | None = getattr(_threads, "group", None)
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    limited = ["/bin/sh", "-c", _LIMITED, "sh", str(CPU_LIMIT_S), *command]
+    limited = ["/bin/sh", "-c", _LIMITED, "sh", str(patience * CPU_LIMIT_S), *command]
     # A session of its own, so that it can be ended with all that it has started.
     with subprocess.Popen(limited, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True) as process:
@@ -51,7 +55,7 @@ def run_compiler(command: Sequence[str], folder: Path,
         try:
             if group is not None:
                 group.add(process.pid)
-            out, said = process.communicate(timeout=LIMIT_S)
+            out, said = process.communicate(timeout=patience * LIMIT_S)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise

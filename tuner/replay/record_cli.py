@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shlex
 import sys
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from pathlib import Path
 from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import render
-from tuner.arguments import FAILED, OK, Parser, exit_status, parse_names, terminated_as_interrupted
+from tuner.arguments import FAILED, OK, Parser, parse_names, run_recorded, terminated_as_interrupted
 from tuner.asked import add_options, request
 from tuner.candidates import Space, survey
 from tuner.choose import open_executor
@@ -44,17 +43,14 @@ def main(arguments: Sequence[str]) -> int:
     0: the whole space is recorded, its fastest timed again. 1: not yet, or something is missing. 2: the arguments make no sense.
     130: interrupted by Ctrl-C. What is recorded so far is in the file in any case, and the same command goes on from there.
     """
-    options = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "tuner", "record", *arguments])
-
-    def record() -> int:
+    def record(options: argparse.Namespace, command: str) -> int:
         try:
             return _record(options, command)
         except DeviceLost as error:
             print(f"record: {error}; run the same command again to go on", file=sys.stderr)
             return FAILED
 
-    return exit_status("record", record, options.debug, "interrupted; run the same command again to go on")
+    return run_recorded(_parser(), record, arguments, "interrupted; run the same command again to go on")
 
 
 def _parser() -> argparse.ArgumentParser:
