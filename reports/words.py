@@ -11,11 +11,12 @@ LEVEL = ("the two times lie no further apart than their noises together, and the
 
 
 def plain(value: float) -> str:
-    """Three digits, or all before the point: 1.2e-05, 0.0512, 1.96, 25.5, 13,073."""
+    """Three digits: 1.2e-05, 0.0512, 1.96, 25.5, 405, 1300, 32,400."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) < 1e-3:
         return f"{value:.1e}"
+    value = float(f"{value:.2e}")
     places = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{places}f}" if abs(value) >= 1e4 else f"{value:.{places}f}"
     return text.rstrip("0").rstrip(".") if "." in text and places > 2 else text
@@ -29,12 +30,6 @@ def micro(value: float) -> str:
 def us(value: float) -> str:
     """A time with its unit, given in microseconds: 25.5 us, 0.77 ns."""
     return f"{value * 1e3:.2g} ns" if 0 < value < 0.01 else f"{plain(value)} us"
-
-
-def three(value: float) -> str:
-    """Three digits and no more: 1.96, 25.5, 405, 1340, 32,400."""
-    digits = 2 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
-    return plain(round(value, digits))
 
 
 def without_place(command: str) -> str:
