@@ -13,7 +13,7 @@ from reports.benchmark import read_benchmark
 from reports.page import fill
 from reports.run import TRIALS, Say, read_run, silent
 from reports.svg import INK, MARKERS, SERIES, figure, label_row, legend
-from reports.words import LEVEL, plain
+from reports.words import LEVEL
 from tuner.bench.results import Row, Standing
 from tuner.bench.sheet import JSON as BENCH_JSON
 from tuner.errors import InputError
@@ -81,7 +81,7 @@ def _classes(rows: Sequence[Row]) -> list[tuple[str, str]]:
 def _ratios(rows: Sequence[Row]) -> str:
     """The best peer's time over ours: a line for each shape, a point for each class."""
     shapes = list(dict.fromkeys(row.case.name for row in rows))
-    words = "; ".join(f"{row.case.title}: {plain(row.ratio or 0.0)}, {row.standing}" for row in rows)
+    words = "; ".join(f"{row.case.title}: {row.ratio:.2f}, {row.standing}" for row in rows)
     return figure("ratios", "Times as fast as the best peer, by shape and class", words, 0.9 + 0.36 * len(shapes),
                   partial(_draw, rows, shapes))
 
@@ -96,7 +96,7 @@ def _draw(rows: Sequence[Row], shapes: Sequence[str], axes: Axes, narrow: bool) 
     greatest = max(row.ratio or 0.0 for row in rows)
     axes.set_xlim(0, 1.12 * greatest)
     for at, name in enumerate(shapes):
-        label_row(axes, at, [(row.ratio or 0.0, plain(row.ratio or 0.0)) for row in rows if row.case.name == name], narrow)
+        label_row(axes, at, [(row.ratio or 0.0, f"{row.ratio:.2f}") for row in rows if row.case.name == name], narrow)
     axes.set_yticks(range(len(shapes)), shapes)
     axes.set_ylim(len(shapes) - 0.5, -0.8)
     axes.set_xlabel("times as fast as the best peer")

@@ -26,7 +26,8 @@ from tuner.provenance import version
 from tuner.timing.regimes import deciding_first
 from tuner.wording import capitalised, problem_text, rows_text
 
-FORMATS = {"us": micro, "ratio": plain, "percent": "{:.0%}".format, "bound": plain, "error": "{:.2e}".format}
+FORMATS = {"us": micro, "ratio": plain, "times": "{:.2f}".format, "percent": "{:.0%}".format, "bound": plain,
+           "error": "{:.2e}".format}
 """How kinds of numbers are written; others as `plain` writes them, and whole ones with all digits."""
 
 FASTER = 0.98

@@ -22,7 +22,7 @@ from codegen.dtypes import CLASS_ERRORS, OWN_CLASS
 from codegen.variants import UNTRIED, VARIANTS
 from reports.pictures import kind_of, over_rows, ratios
 from reports.run import BEST_CU
-from reports.words import LEVEL, three, without_place
+from reports.words import LEVEL, plain, without_place
 from tuner.bench.results import Entry, Results, Row, Standing
 from tuner.bench.sheet import JSON as BENCH_JSON
 from tuner.bench.sheet import read_results
@@ -245,7 +245,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _warm(entry: Entry | None) -> str:
-    return NOTHING if entry is None or entry.warm is None else three(entry.warm.median)
+    return NOTHING if entry is None or entry.warm is None else plain(entry.warm.median)
 
 
 def _error(entry: Entry | None) -> str:

@@ -31,12 +31,6 @@ def us(value: float) -> str:
     return f"{value * 1e3:.2g} ns" if 0 < value < 0.01 else f"{plain(value)} us"
 
 
-def three(value: float) -> str:
-    """Three digits and no more: 1.96, 25.5, 405, 1340, 32,400."""
-    digits = 2 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
-    return plain(round(value, digits))
-
-
 def without_place(command: str) -> str:
     """A command without the option that says where its files went."""
     words = shlex.split(command)

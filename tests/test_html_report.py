@@ -24,7 +24,7 @@ from reports.charts import look_of
 from reports.page import run_page
 from reports.run import read_run
 from reports.svg import SERIES
-from reports.words import plain, three, without_place
+from reports.words import plain, without_place
 from tests.browser import look, print_out
 from tests.eyes import EYES, linear, oklab
 from tests.fake_gpu import FakeGpu, failing_launch, stub_artifact
@@ -369,12 +369,6 @@ def test_files_of_another_run_are_not_taken_for_this_one(tmp_path: Path, publish
                                              (9999.6, "10,000"), (math.inf, "inf")])
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert plain(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (0.996, "0.996"), (1.957, "1.96"), (99.96, "100"), (404.5, "404"),
-                                             (1299.06, "1300"), (9996.0, "10,000"), (32423.9, "32,400"), (math.inf, "inf")])
-def test_three_digits_are_no_more_where_a_table_has_three(value: float, text: str) -> None:
-    assert three(value) == text
 
 
 @pytest.mark.parametrize("command", ["bench --tune --out /a/b --shapes gpt2", "bench --tune --shapes gpt2 --out=/a/b"])
