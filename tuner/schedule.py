@@ -37,7 +37,10 @@ COMPANIONS, COMPANIONS_SHARE, COMPANIONS_SHARE_CPU = MAX_CONFIGS - 1, 1 / 4, 1 /
 them takes as long as a candidate."""
 
 COMPILE_S, JUDGE_S = 5.0, 1.0
-"""For a kernel to be compiled, and to be judged, before the first of the run shows how long that takes here."""
+"""CPU time for a kernel to be compiled, and to be judged, before the first of the run shows how long that takes here."""
+
+PROVE_S, PROVE_S_CPU = 1.0, 4.0
+"""CPU time that the proof of a companion takes at least, with a GPU and without: mostly that of its data, and of running it."""
 
 _TICK_S = 0.1
 
@@ -138,17 +141,18 @@ class Schedule:
         return min(2 * self._judge_s(), LEAST_SECONDS, self.timeout / 4)
 
     def _judge_s(self) -> float:
-        return JUDGE_S if self.pace.judge_s is None else self.pace.judge_s
+        return JUDGE_S * self.pace.busy if self.pace.judge_s is None else self.pace.judge_s
 
     def _companions_s(self) -> float:
         """On a GPU they are compiled together and proven one by one. On the CPU compilers and kernels share the cores, as
         they did when they were timed."""
         if not self.files:
             return 0.0
-        compile_s = COMPILE_S if self.pace.compile_s is None else self.pace.compile_s
+        compile_s = COMPILE_S * self.pace.busy if self.pace.compile_s is None else self.pace.compile_s
+        prove_s = max(self._judge_s(), self.pace.busy * (PROVE_S if self.measures else PROVE_S_CPU))
         if self.measures:
-            return compile_s + COMPANIONS * self._judge_s()
-        return COMPANIONS * (compile_s + self._judge_s()) / len(os.sched_getaffinity(0))
+            return compile_s + COMPANIONS * prove_s
+        return COMPANIONS * (compile_s + prove_s) / len(os.sched_getaffinity(0))
 
 
 @contextmanager
