@@ -47,7 +47,7 @@ def schedule(timeout: float, *, measures: bool = True, ablation: bool = True, fi
 @pytest.mark.parametrize("pace", [Pace(), Pace(0.3, 0.02), Pace(40.0, 30.0), Pace(9.0, 2.0, busy=5.0)], ids=str)
 def test_every_part_has_its_end_before_the_end_of_all(timeout: float, measures: bool, pace: Pace) -> None:
     one = schedule(timeout, measures=measures, pace=pace)
-    assert one.finds < one.closes <= one.proves <= one.stops < one.ends == BEGINS + timeout
+    assert one.finds < one.gives_up < one.closes <= one.proves <= one.stops < one.ends == BEGINS + timeout
     assert one.finds - BEGINS >= 0.299 * timeout
 
 
@@ -98,6 +98,8 @@ def test_a_part_has_passed_once_its_moment_is_there() -> None:
     one = schedule(180.0, clock=clock)
     clock.now = BEGINS + 0.5 * (one.finds - BEGINS)
     assert one.passed(0.5) and not one.passed(0.51) and not one.closed()
+    clock.now = one.gives_up
+    assert one.passed(1.0) and one.given_up() and not one.closed()
     clock.now = one.closes
     assert one.passed(1.0) and one.closed() and one.has_time_for_page()
     clock.now = one.ends - 0.9 * PAGE_S

@@ -116,6 +116,10 @@ class Schedule:
         """Whether such a part of the time to find the fastest is over."""
         return math.isfinite(self.timeout) and self.clock() >= self.begins + share * (self.finds - self.begins)
 
+    def given_up(self) -> bool:
+        """Whether what still runs of the search is stopped."""
+        return self.clock() >= self.gives_up
+
     def closed(self) -> bool:
         """Whether the time of the gate is over."""
         return self.clock() >= self.closes

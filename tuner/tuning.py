@@ -328,10 +328,10 @@ class TuningRun:
                 self._said += (f"what each parameter of the winner is worth was not looked at: {error}",)
 
     def _try(self, search: Search, judge: Judge, share: float, on_record: Callable[[Record], Record]) -> None:
-        """Tries candidates until such a part of the time is over, or, while none is valid, all of it; with all who share the
-        study, if there is one."""
+        """Tries candidates until such a part of the time is over, or, while none is valid, as long as may be; with all who share
+        the study, if there is one."""
         def out_of_time() -> bool:
-            return self.schedule.passed(1.0 if self._best is None else share)
+            return self.schedule.given_up() if self._best is None else self.schedule.passed(share)
 
         lanes = self._lanes()
         if self._storage is None:
