@@ -76,6 +76,7 @@ def test_what_was_valid_when_the_rest_was_given_up_passes_the_gate_in_other_proc
     assert [record.config for record in result.valid()] == list(tried(result)) == [RANKED[0]]
     assert result.winner is not None and result.winner.config == RANKED[0]
     assert result.checks[0].outcome is Outcome.PASSED and result.winner.gate_rows
+    assert any("was given up" in said for said in result.said)
     assert result.lost is None and len(workers.lanes) == len(opened().lanes)
 
 

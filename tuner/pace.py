@@ -18,12 +18,14 @@ class Pace:
 
     Attributes:
         compile_s, judge_s: the longest that a candidate took so far; None before the first.
-        busy: seconds by the clock for each second of CPU time.
+        busy: seconds by the clock for each second of CPU time, on the whole.
     """
 
     compile_s: float | None = None
     judge_s: float | None = None
     busy: float = 1.0
+    _clock_s: float = field(default=0.0, repr=False)
+    _cpu_s: float = field(default=0.0, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def compiled(self, seconds: float) -> None:
@@ -44,5 +46,7 @@ class Pace:
         try:
             yield
         finally:
-            if (used := time.thread_time() - cpu) > 0:
-                self.busy = max(1.0, (time.monotonic() - clock) / used)
+            self._clock_s += time.monotonic() - clock
+            self._cpu_s += time.thread_time() - cpu
+            if self._cpu_s > 0.0:
+                self.busy = max(1.0, self._clock_s / self._cpu_s)

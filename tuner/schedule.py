@@ -3,7 +3,8 @@
 The end of the time belongs, from the last part to the first, to the files; to the page, where that is no more than PAGE_SHARE of
 all; to the ablation, where its share is long enough to learn something; to the companions of best.cu, as far as they are not made
 while the gate examines the winner; and to the gate. What is left is for the search. What the companions take is estimated anew
-from what compiling and judging candidates has taken so far (Pace), so all moments move while a run goes on.
+from what compiling and judging candidates has taken so far (Pace), so all moments move while a run goes on; what is kept is
+bounded, so that the search has three tenths of the time at least.
 """
 
 from __future__ import annotations
@@ -25,19 +26,26 @@ ABLATION_SHARE, LEAST_ABLATION_S = 1 / 20, 3.0
 """Part of the time of a run on a GPU that is kept to change one parameter of the winner at a time. Where it is less than the
 seconds, in which a few kernels can be timed three times, nothing is kept."""
 
-FILES_S = 0.5
-"""For best.cu, best.h, best.json, report.md and trials.jsonl to be written, and for processes to end."""
+FILES_S, FILES_SHARE = 0.5, 1 / 20
+"""CPU time for best.cu, best.h, best.json, report.md and trials.jsonl to be written and for processes to end, and the largest
+part of the time that is kept for that."""
 
 PAGE_S, PAGE_SHARE = 3.0, 1 / 10
 """CPU time of a core that report.html takes, with the libraries that it is drawn with. Where that is more than this part of the
 time of a run, nothing is kept for it, and it is built only if time is left."""
 
-COMPANIONS, COMPANIONS_SHARE, COMPANIONS_SHARE_CPU = MAX_CONFIGS - 1, 1 / 4, 1 / 2
+COMPANIONS, COMPANIONS_SHARE, COMPANIONS_SHARE_CPU = MAX_CONFIGS - 1, 1 / 4, 2 / 5
 """Configs that best.cu has beside the winner at most, and the largest part of the time that is kept for them. On the CPU each of
 them takes as long as a candidate."""
 
+GATE_SHARE_CPU = 1 / 10
+"""The largest part of the time that is kept for the gate without a GPU."""
+
 COMPILE_S, JUDGE_S = 5.0, 1.0
-"""For a kernel to be compiled, and to be judged, before the first of the run shows how long that takes here."""
+"""CPU time for a kernel to be compiled, and to be judged, before the first of the run shows how long that takes here."""
+
+PROVE_S, PROVE_S_CPU = 1.0, 4.0
+"""CPU time that the proof of a companion takes at least, with a GPU and without: mostly that of its data, and of running it."""
 
 _TICK_S = 0.1
 
@@ -79,7 +87,7 @@ class Schedule:
         if not self.files:
             return self.ends
         page_s = self.page_s if self.page_s <= PAGE_SHARE * self.timeout else 0.0
-        return self.ends - FILES_S * self.pace.busy - page_s
+        return self.ends - min(FILES_S * self.pace.busy, FILES_SHARE * self.timeout) - page_s
 
     @property
     def proves(self) -> float:
@@ -108,6 +116,10 @@ class Schedule:
         """Whether such a part of the time to find the fastest is over."""
         return math.isfinite(self.timeout) and self.clock() >= self.begins + share * (self.finds - self.begins)
 
+    def given_up(self) -> bool:
+        """Whether what still runs of the search is stopped."""
+        return self.clock() >= self.gives_up
+
     def closed(self) -> bool:
         """Whether the time of the gate is over."""
         return self.clock() >= self.closes
@@ -135,20 +147,21 @@ class Schedule:
             return 0.0
         if self.measures:
             return seconds_of(self.timeout)
-        return min(2 * self._judge_s(), LEAST_SECONDS, self.timeout / 4)
+        return min(2 * self._judge_s(), LEAST_SECONDS, GATE_SHARE_CPU * self.timeout)
 
     def _judge_s(self) -> float:
-        return JUDGE_S if self.pace.judge_s is None else self.pace.judge_s
+        return JUDGE_S * self.pace.busy if self.pace.judge_s is None else self.pace.judge_s
 
     def _companions_s(self) -> float:
         """On a GPU they are compiled together and proven one by one. On the CPU compilers and kernels share the cores, as
         they did when they were timed."""
         if not self.files:
             return 0.0
-        compile_s = COMPILE_S if self.pace.compile_s is None else self.pace.compile_s
+        compile_s = COMPILE_S * self.pace.busy if self.pace.compile_s is None else self.pace.compile_s
+        prove_s = max(self._judge_s(), self.pace.busy * (PROVE_S if self.measures else PROVE_S_CPU))
         if self.measures:
-            return compile_s + COMPANIONS * self._judge_s()
-        return COMPANIONS * (compile_s + self._judge_s()) / len(os.sched_getaffinity(0))
+            return compile_s + COMPANIONS * prove_s
+        return COMPANIONS * (compile_s + prove_s) / len(os.sched_getaffinity(0))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -152,9 +152,11 @@ class TuningRun:
                 return
             if stopped.is_set():
                 judge = self._judge()
+                self._said += ("what still ran when the time of the search was up was given up",)
             with stopped_at(lambda: self.schedule.stops, judge.stop):
                 self._pass_gate(judge)
-                self._ablate(judge, predicted)
+            self._prove_companions()
+            self._ablate(judge, predicted)
         except DeviceLost as error:
             self._lose(next(reversed(self._records), "its start"), error)
 
@@ -305,27 +307,31 @@ class TuningRun:
             self._said += (passage.rejection,)
             self._fastest = None
 
+    def _prove_companions(self) -> None:
+        """Waits for what was begun when the winner was to be examined: it comes before all that can be left out."""
+        if self._proofs is not None and self.result().winner is not None:
+            self._tell("checking the configs for other row counts", 0, 1)
+            self._proofs.finish(self.schedule.left_for_proofs())
+
     def _ablate(self, judge: Judge, predicted: Iterable[Config]) -> None:
-        """Looks what each parameter of the winner is worth, where that is asked for."""
+        """Looks what each parameter of the winner is worth, where that is asked for. Without a GPU that is predicted at once."""
         if self._request.ablation and (winner := self.result().winner) is not None:
-            if self._proofs is not None:
-                self._tell("checking the configs for other row counts", 0, 1)
-                self._proofs.finish(self.schedule.left_for_proofs())
             if self._executor.measures and self.schedule.stopped():
                 self._said += ("what each parameter of the winner is worth was not looked at, since time was up",)
                 return
             self._tell("changing one parameter at a time", 0, 1)
             try:
-                self._ablation = ablate(winner, self.space, predicted, self._records, judge, self._executor,
-                                        as_regime(self._request.regime), self.schedule.stops)
+                with stopped_at(lambda: self.schedule.stops, judge.stop) if self._executor.measures else nullcontext():
+                    self._ablation = ablate(winner, self.space, predicted, self._records, judge, self._executor,
+                                            as_regime(self._request.regime), self.schedule.stops)
             except ToolchainError as error:  # the winner is none the worse for it
                 self._said += (f"what each parameter of the winner is worth was not looked at: {error}",)
 
     def _try(self, search: Search, judge: Judge, share: float, on_record: Callable[[Record], Record]) -> None:
-        """Tries candidates until such a part of the time is over, or, while none is valid, all of it; with all who share the
-        study, if there is one."""
+        """Tries candidates until such a part of the time is over, or, while none is valid, as long as may be; with all who share
+        the study, if there is one."""
         def out_of_time() -> bool:
-            return self.schedule.passed(1.0 if self._best is None else share)
+            return self.schedule.given_up() if self._best is None else self.schedule.passed(share)
 
         lanes = self._lanes()
         if self._storage is None:
