@@ -167,8 +167,18 @@ def test_every_kernel_of_every_plan_has_an_entry_and_no_other() -> None:
     assert kernels == KERNELS.keys()
 
 
+def test_unequal_tiles_are_spread_over_the_sms_of_the_gpu_in_question() -> None:
+    """Where every tile has an SM of its own the deepest counts, where an SM has many the average."""
+    seen: list[Setting] = []
+    cost = KERNELS["gemm_mma"]
+    with mock.patch.dict(KERNELS, {"gemm_mma": lambda setting: seen.append(setting) or cost(setting)}):  # type: ignore[arg-type]
+        predict(problem("8,256,256,256"), make_config("gemm_mma"), H200)
+    few, as_it_is, many = (work("gemm_mma", replace(seen[0], sms=sms)).chain for sms in (8, seen[0].sms, 4096))
+    assert seen[0].sms == H200.sms and few < as_it_is <= many
+
+
 def test_a_kernel_the_model_does_not_know_is_taken_for_a_plain_one() -> None:
-    few, many = (work("newcomer", Setting(problem(shape), {}, {"reduction": "atomic"}, 132, 256, 132, 1e5))
+    few, many = (work("newcomer", Setting(problem(shape), {}, {"reduction": "atomic"}, 132, 256, 132, 1e5, 132))
                  for shape in ("4,4,8,16", "4,400,80,160"))
     assert 0 < few.chain < many.chain and few.instructions < many.instructions and few.l2_bytes < many.l2_bytes
     assert few.atomics == 132 * (8 * 16 + 2 * 8 + 16) and few.meetings == 132

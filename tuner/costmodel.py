@@ -136,7 +136,7 @@ def predict(problem: Problem, config: Config, limits: Limits, resources: Mapping
         if isinstance(step, Launch) and (blocks := step.grid.evaluate(problem.rows, limits.sms)):
             splits = max(1, plan.splits.evaluate(problem.rows, limits.sms))
             cache = max(16 << 10, limits.shared_per_sm - step.shared_bytes)
-            setting = Setting(problem, named, params, blocks, step.block, splits, cache)
+            setting = Setting(problem, named, params, blocks, step.block, splits, cache, limits.sms)
             launched[place] = step, blocks, work(step.kernel, setting)
     moved = sum(done.l2_bytes for _, _, done in launched.values())
     from_memory = _from_memory(tensor_bytes(problem) + 2 * plan.workspace_bytes(problem.rows, limits.sms), limits.l2_bytes)
