@@ -10,14 +10,21 @@ from codegen.plan import Buffer, Launch, Plan
 from codegen.problem import Problem
 from codegen.variant import Params, Variant, number, round_up, too_much_shared
 
-_OTHER_REGISTERS = 40
-"""Registers of a thread beside its vectors: addresses, statistics, the values at hand."""
+_OTHER_REGISTERS = 56
+"""Registers of a thread beside its vectors, at most: addresses, statistics, sums of dy; what nvcc 13.0 used for sm_90a."""
+_SM_REGISTERS = 65536
+"""Of an SM of every GPU that is supported."""
 
 
 def _vector(problem: Problem) -> int:
     """Neighbouring columns in one access to w: 16 bytes of them, or as many as a power of two divides rows into."""
     most = 16 // ITEMSIZE[problem.param_dtype]
     return min(most, problem.hidden & -problem.hidden)
+
+
+def _vector_bytes(problem: Problem) -> int:
+    """Bytes such a vector takes in a register or in shared memory."""
+    return max(4, _vector(problem) * ITEMSIZE[problem.param_dtype])
 
 
 def _needs_dn(problem: Problem) -> bool:
@@ -34,10 +41,18 @@ def _finish_warps(params: Params) -> int:
     return 16 if number(params, "rows") <= 4 else 32
 
 
+def _registers(problem: Problem, params: Params) -> int:
+    """Registers of a thread of weight_ahead, at most: xhat*gamma + beta, dn, what waits there of w, and a vector of w and of dw."""
+    waiting = 1 if params["waiting"] == "shared" else number(params, "unroll")
+    vector = _vector(problem)
+    return 2 * number(params, "rows") * vector + waiting * _vector_bytes(problem) // 4 + 2 * vector + _OTHER_REGISTERS
+
+
 def _plan(problem: Problem, params: Params) -> Plan:
     threads, rows, outs = (number(params, name) for name in ("threads", "rows", "outs"))
     strips, chunks = _blocks(problem, params)
-    floats = threads * _vector(problem) + rows * (outs + 5) + 2 * rows * (threads // 32)
+    ring = number(params, "unroll") * threads * _vector_bytes(problem) // 4 if params["waiting"] == "shared" else 0
+    floats = ring + threads * _vector(problem) + rows * (outs + 5) + 2 * rows * (threads // 32)
     shared = round_up(4 * floats, 16)  # where vectors of floats lie in it
     launches = [Launch("weight_ahead", const(strips * chunks), threads, shared)]
     workspace = [Buffer(name, ROWS) for name in ("row_mean", "row_rest", "row_rstd")]
@@ -54,20 +69,20 @@ def _plan(problem: Problem, params: Params) -> Plan:
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
-    threads, across, rows, outs, unroll = (number(params, name) for name in ("threads", "across", "rows", "outs", "unroll"))
-    vector = _vector(problem)
+    threads, across, outs, unroll = (number(params, name) for name in ("threads", "across", "outs", "unroll"))
     if across > threads:
         return f"a block of {threads} threads has none that lie {across} across"
-    if across > 32 and problem.hidden <= across * vector // 2:
+    if across > 32 and problem.hidden <= across * _vector(problem) // 2:
         return f"across={across} leaves more than half of the threads without a column of {problem.hidden}"
     if outs * across // threads < unroll:
         return "a group takes fewer rows of w than it would load at once"
     if outs > threads:
         return "a block takes more rows of w than it has threads"
-    words = -(-vector * ITEMSIZE[problem.param_dtype] // 4)
-    needed = 2 * rows * vector + unroll * words + _OTHER_REGISTERS
+    if params["stores"] == "streaming" and _vector_bytes(problem) < 16:
+        return f"stores=streaming takes 16 bytes at once; rows of {problem.hidden} values do not divide into so many"
+    needed = _registers(problem, params)
     if needed > min(255, limits.registers_per_sm // threads):
-        return f"holds about {needed} registers a thread; take fewer rows, threads or a smaller unroll"
+        return f"may need {needed} registers a thread; take fewer rows, threads or a smaller unroll"
     plan = _plan(problem, params)
     return too_much_shared(plan.launches[0].shared_bytes, limits) or reduction.too_much_workspace(problem, plan)
 
@@ -89,15 +104,18 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
     named = {name.upper(): number(params, name) for name in ("threads", "across", "rows", "outs", "unroll")}
-    return {**named, "VECTOR": _vector(problem), "FINISH_WARPS": _finish_warps(params)}
+    blocks = max(1, _SM_REGISTERS // (number(params, "threads") * _registers(problem, params)))
+    return {**named, "VECTOR": _vector(problem), "FINISH_WARPS": _finish_warps(params), "BLOCKS": blocks}
 
 
 VARIANT = Variant(
     name="weight_ahead",
     summary="weight_ahead: as weight_stream, but loads of w run ahead of all else, 16 bytes each, and one launch finishes.",
-    choices={"threads": (128, 256, 512), "across": (32, 64, 128, 256, 512), "rows": (1, 2, 4, 8, 16), "outs": (8, 16, 32, 64, 128),
-             "unroll": (2, 4, 8, 16), "stores": ("plain", "streaming"), "reduction": ("two_pass",)},
-    defaults={"threads": 256, "across": 64, "rows": 4, "outs": 32, "unroll": 4, "stores": "plain", "reduction": "two_pass"},
+    choices={"threads": (128, 256, 512), "across": (32, 64, 128, 256, 512), "rows": (1, 2, 4, 8, 16),
+             "outs": (8, 16, 32, 64, 128), "unroll": (4, 8, 16), "waiting": ("registers", "shared"),
+             "stores": ("plain", "streaming"), "reduction": ("two_pass",)},
+    defaults={"threads": 256, "across": 64, "rows": 4, "outs": 32, "unroll": 4, "waiting": "registers", "stores": "plain",
+              "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     meanings={"ROWS": "rows of x a block takes at once", "ACROSS": "threads along a strip of columns",
               "FINISH_WARPS": "warps in a block of ahead_finish"},

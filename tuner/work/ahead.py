@@ -31,13 +31,16 @@ def _weight_ahead(setting: Setting) -> Work:
     visits = (1.0 if problem.wants & {"dx", "dgamma", "dbeta"} else 0.0) + ("dw" in problem.wants)
     chunks = -(-problem.out // outs)
     prologue = L2 + 2 * pipelined(x_steps, L2, rows * vector * 3.0) + _block_sum(rows) + _block_sum(2.0 * rows) + L2
+    streaming = max(steps * FMA * step, (steps / unroll - 1) * MEMORY)
+    accesses = steps * (2.0 * vector * 32 * setting.param_size / 128 + rows / 4)
+    x_bytes = setting.blocks * setting.data_size * min(rows, problem.rows) * problem.hidden
+    waiting = 1 if setting.params["waiting"] == "shared" else unroll
     return Work(
-        chain=groups * (max(MEMORY, prologue) + max(steps * FMA * step, (steps / unroll - 1) * MEMORY) + meeting + _block_sum(2.0 * rows)),
+        chain=groups * (max(MEMORY, prologue) + streaming + meeting + _block_sum(2.0 * rows)),
         instructions=setting.warps * groups * (steps * step + statistics + rows * 60.0 + 100.0),
-        wavefronts=setting.warps * groups * (steps * (2.0 * vector * 32 * setting.param_size / 128 + rows / 4) + 4.0 * rows * vector),
-        l2_bytes=groups * (visits * setting.w_bytes + setting.blocks * setting.data_size * min(rows, problem.rows) * problem.hidden)
-        + 4.0 * chunks * problem.rows * problem.hidden,
-        registers=int(40 + 2 * rows * vector + unroll * max(1, vector * setting.param_size // 4)))
+        wavefronts=setting.warps * groups * (accesses + 4.0 * rows * vector),
+        l2_bytes=groups * (visits * setting.w_bytes + x_bytes) + 4.0 * chunks * problem.rows * problem.hidden,
+        registers=56 + 2 * (rows + 1) * vector + waiting * max(1, vector * setting.param_size // 4))
 
 
 def _ahead_finish(setting: Setting) -> Work:
@@ -47,8 +50,9 @@ def _ahead_finish(setting: Setting) -> Work:
     chunks = -(-problem.out // outs)
     steps, blocks = -(-chunks // parts), chunks * -(-problem.hidden // strip)
     row = pipelined(steps, MEMORY, 4.0, _MANY) + pipelined(-(-blocks // 32), L2, 6.0) + 2 * BARRIER + parts * 8.0 + 10 * SHUFFLE
+    of_rows = groups * rows * 6.0 * -(-blocks // 32)
     return Work(
-        chain=groups * row + L2, instructions=setting.warps * groups * (steps * 4.0 + 60.0) + groups * rows * 6.0 * -(-blocks // 32),
+        chain=groups * row + L2, instructions=setting.warps * groups * (steps * 4.0 + 60.0) + of_rows,
         wavefronts=setting.warps * groups * (steps + 8.0),
         l2_bytes=4.0 * problem.rows * (chunks * problem.hidden + setting.blocks * 2.0 * blocks))
 
