@@ -42,10 +42,10 @@ def _finish_warps(params: Params) -> int:
 
 
 def _registers(problem: Problem, params: Params) -> int:
-    """Registers of a thread of weight_ahead, at most: xhat*gamma + beta, dn, what waits there of w, and a vector of w and of dw."""
-    waiting = 1 if params["waiting"] == "shared" else number(params, "unroll")
-    vector = _vector(problem)
-    return 2 * number(params, "rows") * vector + waiting * _vector_bytes(problem) // 4 + 2 * vector + _OTHER_REGISTERS
+    """Registers of a thread, at most: xhat*gamma + beta and dn, the vectors of w that wait there, and one of w and of dw at hand."""
+    vector, words, unroll = _vector(problem), _vector_bytes(problem) // 4, number(params, "unroll")
+    waiting = words + unroll if params["waiting"] == "shared" else words * unroll  # or one, and addresses
+    return 2 * number(params, "rows") * vector + waiting + 2 * vector + _OTHER_REGISTERS
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
