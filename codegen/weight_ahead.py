@@ -42,7 +42,7 @@ def _finish_warps(params: Params) -> int:
 
 
 def _registers(problem: Problem, params: Params) -> int:
-    """Registers of a thread, at most: xhat*gamma + beta and dn, the vectors of w that wait there, and one of w and of dw at hand."""
+    """Registers of a thread, at most: xhat*gamma + beta, dn, vectors of w that wait there, and one of w and of dw at hand."""
     vector, words, unroll = _vector(problem), _vector_bytes(problem) // 4, number(params, "unroll")
     waiting = words + unroll if params["waiting"] == "shared" else words * unroll  # or one, and addresses
     return 2 * number(params, "rows") * vector + waiting + 2 * vector + _OTHER_REGISTERS
