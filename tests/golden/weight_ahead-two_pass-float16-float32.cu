@@ -459,7 +459,10 @@ __device__ __forceinline__ void stream(const Params& p) {
     Loads<LOADS> loads;
     if (want_dn && steps > 0) {
 #pragma unroll
-      for (int u = 0; u < LOADS; ++u) loads.template start<FAST>(u, p.w + begin_at + (WHOLE || u < steps ? u : steps - 1) * HIDDEN);
+      for (int u = 0; u < LOADS; ++u) {
+        const int step = WHOLE || u < steps ? u : steps - 1;
+        loads.template start<FAST>(u, p.w + begin_at + step * HIDDEN);
+      }
     }
     if (want_dw && inside && p.gamma) gamma = fetch<FAST>(p.gamma + h);
     if (want_dw && inside && p.beta) beta = fetch<FAST>(p.beta + h);
@@ -531,8 +534,8 @@ __device__ __forceinline__ void load_parts(float (&parts)[IN_FLIGHT], const Para
   }
 }
 
-// A block owns 32 columns of all rows, a lane a column. Of ROWS rows at once each has FINISH_PARTS warps, which share out the chunks
-// and meet in shared memory in warp order.
+// A block owns 32 columns of all rows, a lane a column. Of ROWS rows at once each has FINISH_PARTS warps, which share out the
+// chunks and meet in shared memory in warp order.
 extern "C" __global__ void __launch_bounds__(FINISH_WARPS * 32) ahead_finish(const __grid_constant__ Params p) {
   float* sums = dynamic_shared();  // [FINISH_WARPS][32]
   if (!wants_dn(p)) return;
