@@ -39,6 +39,7 @@ SMALL: dict[str, dict[str, Value]] = {
     "row_warp": {"warps": 2, "rows": 2, "splits": 16},
     "row_shared": {"threads": 64, "lanes": 32, "rows": 1, "tile": "4x4", "splits": 16},
     "weight_stream": {"threads": 64, "rows": 2, "outs": 8, "unroll": 2},
+    "weight_ahead": {"threads": 128, "across": 32, "rows": 2, "outs": 16, "unroll": 4},
     "tile_mma": {"rows": 32, "warps": 4, "stages": 2},
     "gemm_mma": {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "parts": 2, "group": 4},
     "gemm_wgmma": {"tile": "64x64", "groups": 1, "stages": 2, "parts": 2, "group": 4},
@@ -46,6 +47,7 @@ SMALL: dict[str, dict[str, Value]] = {
 }
 
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
+    "weight_ahead": [{"waiting": "shared", "stores": "streaming"}],
     "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}],
     "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}, {"split": "fragments"},
                    {"split": "none", "halved": 8}]}

@@ -1,8 +1,9 @@
 """What the kernels of weight_stream cost (templates/weight_stream.cu.j2). Counts follow the template and are rough.
 
 w and dw pass through the L2 cache once and push out what else was there, so their batches, and the partial sums that are read
-after them, wait for device memory. The partial sums come one after another, as if nothing of their loop were unrolled: on an H200
-a step takes 600 cycles and more.
+after them, wait for device memory. Vectors of 16-bit values are converted in the branch that loads them, so that a thread waits
+for each of them. The partial sums come one after another, as if nothing of their loop were unrolled: on an H200 a step takes 600
+cycles and more.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ def _weight_stream(setting: Setting) -> Work:
     constants, problem = setting.constants, setting.problem
     vector, rows, outs, unroll = (constants[name] for name in ("VECTOR", "ROWS", "OUTS", "UNROLL"))
     groups = max(1, -(-problem.rows // rows))
-    batches = -(-outs // unroll)
+    waits_for_each = setting.param_size < 4 and vector > 1
+    batches = outs if waits_for_each else -(-outs // unroll)
     products = 2.0 * rows * vector
     visits = (1.0 if problem.wants & {"dx", "dgamma", "dbeta"} else 0.0) + ("dw" in problem.wants)
-    batch = unroll * (products + rows + 4.0)
+    batch = (1 if waits_for_each else unroll) * (products + rows + 4.0)
     in_block = setting.params["statistics"] == "block"
     statistics = _statistics(setting, min(rows, problem.rows)) if in_block else Work(L2, 0.0, 0.0, 0.0)
     _, _, chunks = _shape(setting)
