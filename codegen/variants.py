@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen import gemm_mma, gemm_wgmma, reduction, row_shared, row_thread, row_warp, tile_mma, tile_wgmma, weight_stream
+from codegen import (
+    gemm_mma,
+    gemm_wgmma,
+    reduction,
+    row_shared,
+    row_thread,
+    row_warp,
+    tile_mma,
+    tile_wgmma,
+    weight_mma,
+    weight_stream,
+)
 from codegen.problem import Problem
 from codegen.variant import Params, Variant, number
 
 VARIANTS: Mapping[str, Variant] = {
     variant.name: variant for variant in (
         row_thread.VARIANT, row_warp.VARIANT, row_shared.VARIANT, weight_stream.VARIANT, tile_mma.VARIANT,
-        gemm_mma.VARIANT, gemm_wgmma.VARIANT, tile_wgmma.VARIANT)
+        weight_mma.VARIANT, gemm_mma.VARIANT, gemm_wgmma.VARIANT, tile_wgmma.VARIANT)
 }
 
 UNTRIED: frozenset[str] = frozenset()
