@@ -15,8 +15,18 @@ from codegen.variant import Clash, Params, Variant, number, power_of_two, round_
 _WARP_COLUMNS = 32
 """Columns of w that a warp has, four neighbours a lane."""
 
+_DN_PAD = 4
+"""Floats between rows of dn in shared memory."""
+
+_WORKING_REGISTERS = 52
+"""What a thread needs beside its part of w and G and its rows of dy and x. From compiled kernels: those that are allowed spill no
+more than 92 bytes."""
+
 _FEW_ROWS = 512
 """Above so many rows the products take longer than w and dw take to move, and kernels that work by tiles of both do them faster."""
+
+_TURNS = 8
+"""Tiles of rows that a block should have at most: each waits for its rows, and for four barriers."""
 
 _LARGE = 1 << 15
 """Elements of w below which one launch that works by rows is over before three of these are."""
@@ -52,24 +62,16 @@ def _finish_warps(problem: Problem, params: Params) -> int:
     return min(8, power_of_two(_pieces(problem, params)[1]))
 
 
-def _planes_bytes(problem: Problem, params: Params) -> int:
-    """Shared memory of the planes of dy and xhat, or of the warps' shares of dn, which take their place."""
-    rows, outs, columns = (number(params, name) for name in ("rows", "outs", "columns"))
-    planes = 2 * PLANES[str(params["arithmetic"])]
-    sets = 2 if is_scaled(problem, params) else 1
-    shares = 4 * (outs // number(params, "warp_outs")) * rows * (columns + 4)
-    return max(rows * (sets * round_up(outs * planes, 128) + round_up(columns * planes, 128)), shares)
-
-
 def _shared_bytes(problem: Problem, params: Params) -> int:
-    rows, outs, columns = (number(params, name) for name in ("rows", "outs", "columns"))
-    groups = min(_threads(params) // 32, rows * min(32, outs // 4) // 32)
-    floats = (groups + 1) * outs + 2 * (outs // number(params, "warp_outs")) * columns
-    if is_scaled(problem, params):
-        floats += (groups + 1) * outs + rows
+    """Of the planes of dy and xhat, of the warps' shares of dn, dgamma and dbeta, and of what is found of dy's columns."""
+    rows, outs, columns, threads = (*(number(params, name) for name in ("rows", "outs", "columns")), _threads(params))
+    scaled, planes, warps_o = is_scaled(problem, params), 2 * PLANES[str(params["arithmetic"])], outs // number(params, "warp_outs")
+    groups = min(threads // 32, rows * min(32, outs // 4) // 32)
+    floats = warps_o * (rows * (columns + _DN_PAD) + 2 * columns) + (groups + 1) * outs * (1 + scaled)
+    floats += (rows + warps_o * columns) * scaled
     if params["statistics"] == "block":
         floats += 4 * rows
-    return _planes_bytes(problem, params) + 4 * floats
+    return rows * ((1 + scaled) * round_up(outs * planes, 128) + round_up(columns * planes, 128)) + 4 * floats
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
@@ -95,16 +97,22 @@ def _wrong_warps(problem: Problem, params: Params, limits: Limits) -> str | None
         return f"outs={params['outs']} is not shared out among warps of {params['warp_outs']} rows"
     if not 64 <= (threads := _threads(params)) <= 512:
         return f"a block of {threads} threads is too small or too large; take other values of outs, columns or warp_outs"
+    blocks, most = number(params, "blocks"), 512 if number(params, "warp_outs") < 64 else 256
+    if blocks > 1 and not most * 3 // 4 <= threads * blocks <= most:
+        return f"{blocks} blocks of {threads} threads an SM leave too many registers unused, or give each thread too few"
     return None
 
 
 def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
     if reason := too_much_shared(_shared_bytes(problem, params), limits):
         return reason
-    rows, outs, columns, warp_outs = (number(params, name) for name in ("rows", "outs", "columns", "warp_outs"))
-    held = 2 * warp_outs + rows + -(-rows * (outs + columns) // _threads(params))
-    if held > 160:
-        return f"a thread would hold {held} values; take smaller values of rows or warp_outs"
+    rows, outs, columns, warp_outs, blocks = (
+        number(params, name) for name in ("rows", "outs", "columns", "warp_outs", "blocks"))
+    if blocks * (_shared_bytes(problem, params) + limits.reserved_shared) > limits.shared_per_sm:
+        return f"shared memory of {limits.name} does not hold {blocks} blocks an SM"
+    registers = 2 * warp_outs + rows * (outs + columns) // _threads(params) + _WORKING_REGISTERS
+    if registers > (available := min(255, limits.registers_per_sm // (_threads(params) * blocks))):
+        return f"needs about {registers} registers a thread where {available} are there"
     return None
 
 
@@ -132,12 +140,12 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"arithmetic={arithmetic} does more than the accuracy class {problem.accuracy} asks for"
     if rows > 16 and problem.rows <= rows // 2:
         return f"rows={rows} leaves more than half of a tile without a row of {problem.rows}"
-    if rows < 64 and problem.rows > 4 * rows:
-        return f"rows={rows} takes {problem.rows} rows in more than four turns; take more at once"
+    if rows < 64 and problem.rows > _TURNS * rows:
+        return f"rows={rows} takes {problem.rows} rows in more than {_TURNS} turns; take more at once"
     if (outs > 64 and outs >= 2 * problem.out) or (columns > 32 and columns >= 2 * problem.hidden):
         return f"pieces of {outs} by {columns} are mostly padding"
     strips, parts = _pieces(problem, params)
-    if outs < 256 and problem.rows > outs:
+    if outs < 256 and problem.rows > 2 * outs:
         return f"the {parts} parts of dn are more than w is; take more rows of w at once"
     if strips * parts < _PIECES // 2:
         return f"{strips * parts} pieces of w leave most SMs without one"
@@ -147,20 +155,21 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
     return {"THREADS": _threads(params), "VECTOR": _vector(problem), "TILE_ROWS": number(params, "rows"),
             "OUTS": number(params, "outs"), "COLUMNS": number(params, "columns"), "WARP_OUTS": number(params, "warp_outs"),
-            "FINISH_WARPS": _finish_warps(problem, params), "PLANES_FLOATS": _planes_bytes(problem, params) // 4}
+            "BLOCKS": number(params, "blocks"),
+            "FINISH_WARPS": _finish_warps(problem, params)}
 
 
 VARIANT = Variant(
     name="weight_mma",
     summary="weight_mma: as weight_stream, with tensor-core products: from 8 rows to some hundred.",
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "rows": (16, 32, 64), "outs": (64, 128, 256, 32),
-             "columns": (64, 32, 128), "warp_outs": (32, 16, 64), "statistics": ("launch", "block"), "reduction": ("two_pass",)},
-    defaults={"arithmetic": "fp16x3", "rows": 32, "outs": 128, "columns": 64, "warp_outs": 32, "statistics": "launch",
-              "reduction": "two_pass"},
+             "columns": (64, 32, 128), "warp_outs": (32, 16, 64), "blocks": (1, 2, 3, 4, 6, 8),
+             "statistics": ("launch", "block"), "reduction": ("two_pass",)},
+    defaults={"arithmetic": "fp16x3", "rows": 32, "outs": 128, "columns": 64, "warp_outs": 32, "blocks": 2,
+              "statistics": "launch", "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
-    clashes=(Clash(("arithmetic",), wrong_arithmetic), Clash(("outs", "columns", "warp_outs"), _wrong_warps),
-             Clash(("arithmetic", "rows", "outs", "columns", "warp_outs", "statistics"), _too_large)),
+    clashes=(Clash(("arithmetic",), wrong_arithmetic), Clash(("outs", "columns", "warp_outs", "blocks"), _wrong_warps),
+             Clash(("arithmetic", "rows", "outs", "columns", "warp_outs", "blocks", "statistics"), _too_large)),
     meanings={"COLUMNS": "columns of w a block takes", "WARP_OUTS": "rows of w a warp takes",
-              "FINISH_WARPS": "warps that share out the parts of a sum in weight_finish",
-              "PLANES_FLOATS": "size of the planes in shared memory, or of the shares of dn in their place, in floats"},
+              "FINISH_WARPS": "warps that share out the parts of a sum in weight_finish"},
 )
