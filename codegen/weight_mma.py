@@ -18,12 +18,12 @@ _WARP_COLUMNS = 32
 _DN_PAD = 4
 """Floats between rows of dn in shared memory."""
 
-_WORKING_REGISTERS = 52
-"""What a thread needs beside its part of w and G and its rows of dy and x. From compiled kernels: those that are allowed spill no
-more than 92 bytes."""
+_WORKING_REGISTERS = 40
+"""What a thread needs beside its part of w and G and its rows of dy and x. What is allowed may still spill some 100 bytes; it is
+then slower, and measured so."""
 
 _FEW_ROWS = 512
-"""Above so many rows the products take longer than w and dw take to move, and kernels that work by tiles of both do them faster."""
+"""Above so many rows the products take longer than w and dw take to move: kernels that work by tiles of both are better."""
 
 _TURNS = 8
 """Tiles of rows that a block should have at most: each waits for its rows, and for four barriers."""
@@ -65,10 +65,11 @@ def _finish_warps(problem: Problem, params: Params) -> int:
 def _shared_bytes(problem: Problem, params: Params) -> int:
     """Of the planes of dy and xhat, of the warps' shares of dn, dgamma and dbeta, and of what is found of dy's columns."""
     rows, outs, columns, threads = (*(number(params, name) for name in ("rows", "outs", "columns")), _threads(params))
-    scaled, planes, warps_o = is_scaled(problem, params), 2 * PLANES[str(params["arithmetic"])], outs // number(params, "warp_outs")
+    scaled, planes = is_scaled(problem, params), 2 * PLANES[str(params["arithmetic"])]
+    warps_o = outs // number(params, "warp_outs")
     groups = min(threads // 32, rows * min(32, outs // 4) // 32)
-    floats = warps_o * (rows * (columns + _DN_PAD) + 2 * columns) + (groups + 1) * outs * (1 + scaled)
-    floats += (rows + warps_o * columns) * scaled
+    floats = warps_o * (rows * (columns + _DN_PAD) + 3 * columns) + (groups + 1) * outs * (1 + scaled)
+    floats += rows * scaled
     if params["statistics"] == "block":
         floats += 4 * rows
     return rows * ((1 + scaled) * round_up(outs * planes, 128) + round_up(columns * planes, 128)) + 4 * floats
