@@ -10,13 +10,16 @@ from codegen.gemm_mma import wrong_arithmetic
 from codegen.limits import Limits
 from codegen.plan import Buffer, Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number, power_of_two, round_up, too_much_shared
+from codegen.variant import Clash, Params, Variant, number, power_of_two, too_much_shared
 
 _WARP_COLUMNS = 32
 """Columns of w that a warp has, four neighbours a lane."""
 
 _DN_PAD = 4
 """Floats between rows of dn in shared memory."""
+
+_PLANES_PAD = 16
+"""Bytes between rows of planes."""
 
 _WORKING_REGISTERS = 40
 """What a thread needs beside its part of w and G and its rows of dy and x. What is allowed may still spill some 100 bytes; it is
@@ -72,7 +75,7 @@ def _shared_bytes(problem: Problem, params: Params) -> int:
     floats += rows * scaled
     if params["statistics"] == "block":
         floats += 4 * rows
-    return rows * ((1 + scaled) * round_up(outs * planes, 128) + round_up(columns * planes, 128)) + 4 * floats
+    return rows * ((1 + scaled) * (outs * planes + _PLANES_PAD) + columns * planes + _PLANES_PAD) + 4 * floats
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
