@@ -303,14 +303,6 @@ __device__ __forceinline__ void store_quad(float16_t* to, const float (&from)[4]
       static_cast<unsigned long long>(pack_f16(from[2], from[3])) << 32 | pack_f16(from[0], from[1]);
 }
 
-// A chunk of 16 bytes of a row. The chunks of each 128 bytes change places from row to row so that no two of these lie in the
-// same banks: one chunk of eight rows, two of four, four of two. `turn` is turn_of(row); rows that are a multiple of eight apart
-// share it, so that the addresses of a phase differ by constants.
-__device__ __forceinline__ int turn_of(int row) { return (row & 1) << 6 | (row & 2) << 4 | (row & 4) << 2; }
-template <int CHUNKS>
-__device__ __forceinline__ char* chunk_at(char* rows, int row, int turn, int chunk) {
-  return rows + row * (CHUNKS * 16) + chunk / 8 * 128 + (chunk % 8 * 16 ^ turn);
-}
 // sums += a @ b for all fragments at once, products of small parts first: neighbouring instructions have sums of their own.
 template <int COUNT_A, int COUNT_B>
 __device__ __forceinline__ void multiply_all(float (&sums)[COUNT_A][COUNT_B][4], const unsigned (&a)[COUNT_A][PLANES][4],
@@ -330,12 +322,9 @@ __device__ __forceinline__ void multiply_all(float (&sums)[COUNT_A][COUNT_B][4],
 __device__ __forceinline__ int first_out() { return static_cast<int>(blockIdx.x / STRIPS) * OUTS; }
 __device__ __forceinline__ int first_column() { return static_cast<int>(blockIdx.x % STRIPS) * COLUMNS; }
 
-// Rows of planes are whole multiples of 128 bytes, so that the chunks of a row can change places (chunk_at).
-constexpr int chunks_of(int bytes) { return (bytes + 127) / 128 * 8; }
-constexpr int DY_PLANE = OUTS / 8;  // chunks of one plane of a row of dy
-constexpr int DY_CHUNKS = chunks_of(OUTS * PLANES * 2);
-constexpr int X_CHUNKS = chunks_of(COLUMNS * PLANES * 2);
-constexpr int DY_BYTES = TILE_ROWS * DY_CHUNKS * 16;
+// Bytes of a row of planes: 16 more than it has, so that eight rows of 16 bytes each lie in different banks.
+constexpr int DY_PITCH = OUTS * PLANES * 2 + 16;
+constexpr int X_PITCH = COLUMNS * PLANES * 2 + 16;
 constexpr int DN_PITCH = COLUMNS + 4;  // floats; rows that lanes store at once lie in different banks
 
 // A row of dy is read by DY_LANES lanes, four neighbours each, DY_QUADS times; a warp has DY_ROWS of them at once.
@@ -349,8 +338,8 @@ constexpr int X_EIGHTS = COLUMNS / 8;
 constexpr int X_STEPS = (TILE_ROWS * X_EIGHTS + THREADS - 1) / THREADS;
 
 struct Shared {
-  char* dy;  // [TILE_ROWS][DY_CHUNKS]: planes of dy
-  char* x;  // [TILE_ROWS][X_CHUNKS]: planes of xhat
+  char* dy;  // [TILE_ROWS][PLANES][OUTS]: planes of dy
+  char* x;  // [TILE_ROWS][COLUMNS / 32][PLANES][32]: planes of xhat
   float* dn;  // [WARPS_O][TILE_ROWS][DN_PITCH]: each warp's share of dn
   float* sums;  // [DY_GROUPS][OUTS]: each warp's sums of dy
   float* db;  // [OUTS]: the sums over all rows
@@ -361,8 +350,8 @@ struct Shared {
 __device__ __forceinline__ Shared shared_layout() {
   Shared s;
   s.dy = reinterpret_cast<char*>(dynamic_shared());
-  s.x = s.dy + DY_BYTES;
-  s.dn = reinterpret_cast<float*>(s.x + TILE_ROWS * X_CHUNKS * 16);
+  s.x = s.dy + TILE_ROWS * DY_PITCH;
+  s.dn = reinterpret_cast<float*>(s.x + TILE_ROWS * X_PITCH);
   s.sums = s.dn + WARPS_O * TILE_ROWS * DN_PITCH;
   s.db = s.sums + DY_GROUPS * OUTS;
   s.vectors = s.db + OUTS;
@@ -374,16 +363,16 @@ __device__ __forceinline__ RowStats stats_of(const Params& p, const Shared&, int
   return kept_statistics(p, first + row);
 }
 
-// Four neighbours of a row of planes, two words of each plane. PLANE: chunks of one plane.
-template <int CHUNKS, int PLANE>
+// Four neighbours of a row of dy, two words of each plane.
 __device__ __forceinline__ void store_planes(char* rows, int row, int quad, const float (&value)[4]) {
   unsigned low[PLANES], high[PLANES];
   split_pair(low, value[0], value[1]);
   split_pair(high, value[2], value[3]);
+  char* const to = rows + row * DY_PITCH + quad * 8;
 #pragma unroll
   for (int plane = 0; plane < PLANES; ++plane) {
-    char* const to = chunk_at<CHUNKS>(rows, row, turn_of(row), plane * PLANE + quad / 2) + quad % 2 * 8;
-    *reinterpret_cast<unsigned long long*>(to) = static_cast<unsigned long long>(high[plane]) << 32 | low[plane];
+    const unsigned long long words = static_cast<unsigned long long>(high[plane]) << 32 | low[plane];
+    *reinterpret_cast<unsigned long long*>(to + plane * (OUTS * 2)) = words;
   }
 }
 
@@ -444,7 +433,7 @@ struct Rows {
       if (row >= TILE_ROWS || !(want_dx || want_g)) continue;
 #pragma unroll
       for (int q = 0; q < DY_QUADS; ++q) {
-        store_planes<DY_CHUNKS, DY_PLANE>(s.dy, row, dy_quad(q), dy[step][q]);
+        store_planes(s.dy, row, dy_quad(q), dy[step][q]);
       }
     }
     // Over the rows a warp has at once.
@@ -482,6 +471,7 @@ __device__ __forceinline__ void store_xhat(const Params& p, const Shared& s, int
     if (row >= TILE_ROWS) break;
     RowStats stats = {};
     if (row < valid) stats = stats_of(p, s, first, row);
+    char* const to = s.x + row * X_PITCH + column / 32 * (PLANES * 64) + column % 32 / 8 * 4;
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       float pair[2];
@@ -494,8 +484,7 @@ __device__ __forceinline__ void store_xhat(const Params& p, const Shared& s, int
       split_pair(planes, pair[0], pair[1]);
 #pragma unroll
       for (int plane = 0; plane < PLANES; ++plane) {
-        char* const chunk = chunk_at<X_CHUNKS>(s.x, row, turn_of(row), (column / 32 * PLANES + plane) * 4 + q);
-        reinterpret_cast<unsigned*>(chunk)[column % 32 / 8] = planes[plane];
+        *reinterpret_cast<unsigned*>(to + plane * 64 + q * 16) = planes[plane];
       }
     }
   }
@@ -556,7 +545,9 @@ struct Piece {
 
   // Adds the rows of a tile to G.
   __device__ __forceinline__ void add_to_g(const Shared& s, int valid) {
-    const int lane = threadIdx.x % 32, turn = turn_of(lane % 8);
+    const int lane = threadIdx.x % 32;
+    const char* const x = s.x + (lane / 16 * 8 + lane % 8) * X_PITCH + warp_h() * (PLANES * 64) + lane / 8 % 2 * 16;
+    const char* const dy = s.dy + lane % 16 * DY_PITCH + warp_o() * (WARP_OUTS * 2) + lane / 16 * 16;
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
       float (&part)[2][2][4] = g[k];
@@ -567,13 +558,9 @@ struct Piece {
 #pragma unroll
         for (int plane = 0; plane < PLANES; ++plane) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int chunk = (warp_h() * PLANES + plane) * 4 + 2 * i + lane / 8 % 2;
-            load_matrices_transposed(a[i][plane], chunk_at<X_CHUNKS>(s.x, row + lane / 16 * 8 + lane % 8, turn, chunk));
-          }
+          for (int i = 0; i < 2; ++i) load_matrices_transposed(a[i][plane], x + row * X_PITCH + plane * 64 + i * 32);
           unsigned pair[4];
-          const int chunk = plane * DY_PLANE + (warp_o() * K_STEPS + k) * 2 + lane / 16;
-          load_matrices_transposed(pair, chunk_at<DY_CHUNKS>(s.dy, row + lane % 16, turn, chunk));
+          load_matrices_transposed(pair, dy + row * DY_PITCH + plane * (OUTS * 2) + k * 32);
           b[0][plane][0] = pair[0];
           b[0][plane][1] = pair[1];
           b[1][plane][0] = pair[2];
@@ -587,7 +574,8 @@ struct Piece {
   // The warp's share of dn^T = w^T @ dy^T. Of 16 rows at a time: their sums take so few registers that w may be taken apart anew
   // for each 16.
   __device__ __forceinline__ void multiply_by_w(const Shared& s, int valid) {
-    const int lane = threadIdx.x % 32, turn = turn_of(lane % 8);
+    const int lane = threadIdx.x % 32;
+    const char* const dy = s.dy + (lane / 16 * 8 + lane % 8) * DY_PITCH + warp_o() * (WARP_OUTS * 2) + lane / 8 % 2 * 16;
 #pragma unroll 1
     for (int first = 0; first < valid; first += 16) {
       float scale[4];
@@ -599,8 +587,7 @@ struct Piece {
 #pragma unroll
         for (int plane = 0; plane < PLANES; ++plane) {
           unsigned pair[4];
-          const int chunk = plane * DY_PLANE + (warp_o() * K_STEPS + k) * 2 + lane / 8 % 2;
-          load_matrices(pair, chunk_at<DY_CHUNKS>(s.dy, first + lane / 16 * 8 + lane % 8, turn, chunk));
+          load_matrices(pair, dy + first * DY_PITCH + plane * (OUTS * 2) + k * 32);
           b[0][plane][0] = pair[0];
           b[0][plane][1] = pair[1];
           b[1][plane][0] = pair[2];
