@@ -24,7 +24,7 @@ def _shape(setting: Setting) -> tuple[int, int, int]:
     return vectors, -(-vectors // setting.constants["THREADS"]), -(-setting.problem.out // setting.constants["OUTS"])
 
 
-def _statistics(setting: Setting, rows: int) -> Work:
+def row_statistics(setting: Setting, rows: int) -> Work:
     """The statistics of `rows` rows by one block; l2_bytes are those of one block."""
     _, steps, _ = _shape(setting)
     vector, hidden = setting.constants["VECTOR"], setting.problem.hidden
@@ -35,7 +35,7 @@ def _statistics(setting: Setting, rows: int) -> Work:
 
 
 def _stream_statistics(setting: Setting) -> Work:
-    one = _statistics(setting, 1)
+    one = row_statistics(setting, 1)
     return Work(one.chain, one.instructions, one.wavefronts, one.l2_bytes * setting.blocks, registers=one.registers)
 
 
@@ -49,7 +49,7 @@ def _weight_stream(setting: Setting) -> Work:
     visits = (1.0 if problem.wants & {"dx", "dgamma", "dbeta"} else 0.0) + ("dw" in problem.wants)
     batch = (1 if waits_for_each else unroll) * (products + rows + 4.0)
     in_block = setting.params["statistics"] == "block"
-    statistics = _statistics(setting, min(rows, problem.rows)) if in_block else Work(L2, 0.0, 0.0, 0.0)
+    statistics = row_statistics(setting, min(rows, problem.rows)) if in_block else Work(L2, 0.0, 0.0, 0.0)
     _, _, chunks = _shape(setting)
     partials = 4.0 * chunks * problem.rows * problem.hidden
     return Work(
