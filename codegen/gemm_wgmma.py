@@ -127,8 +127,20 @@ def _something_to_split(problem: Problem, params: Params, limits: Limits) -> str
 
 
 def _wrong_halves(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if params["halved"] and (params["split"] != "none" or params["finish"] != "second"):
+    if params["halved"] and (params["split"] != "none" or params["finish"] == "epilogue"):
         return "halves of the depth of dn are built for split=none and finish=second; take halved=0"
+    return None
+
+
+def _wrong_ends(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """What finish=wide and finish=rounded are built for: values of 16 bits alone."""
+    finish = params["finish"]
+    if finish not in ("wide", "rounded"):
+        return None
+    if params["split"] != "none" or problem.param_dtype == "float32":
+        return f"finish={finish} moves 16-bit data and parameters as they are; take finish=second, or split=none for such"
+    if finish == "rounded" and problem.dtype != "bfloat16":
+        return "dn may be larger than float16 holds; take finish=wide"
     return None
 
 
@@ -205,7 +217,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 def _needs_no_split(problem: Problem, params: Params) -> bool:
     """Whether split=none does the same with less. Measured on an H200 with bfloat16 data: at 8,1024,768,2304 136 against 155 us,
     at 16,512,1024,4096 259 against 288, at 1,262144,128,512 270 against 290."""
-    possible = params["finish"] == "second" or _holds_rows(params, "none")
+    possible = params["finish"] != "epilogue" or _holds_rows(params, "none")
     return problem.dtype != "float32" and _copied_16_bytes(problem) and any(gemm_plan.needs(problem)[:2]) and possible
 
 
@@ -247,7 +259,8 @@ VARIANT = Variant(
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments", "none"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
-             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS, "finish": ("second", "epilogue"),
+             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS, 
+             "finish": ("second", "epilogue", "wide", "rounded"),
              "group": (8, 4), "halved": (0, 8)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
               "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0},
@@ -258,7 +271,7 @@ VARIANT = Variant(
              Clash(("arithmetic", "promote"), gemm_mma.unscaled),
              Clash(("split", "promote"), _something_to_split),
              Clash(("split", "depth", "promote"), _wrong_fragments),
-             Clash(("split", "tile", "groups", "finish"), _wrong_finish),
+             Clash(("split", "tile", "groups", "finish"), _wrong_finish), Clash(("split", "finish"), _wrong_ends),
              Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),
              Clash(("split", "finish", "halved"), _wrong_halves),
              Clash(("reduction", "parts"), gemm_mma.mismatched),
