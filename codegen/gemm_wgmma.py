@@ -34,6 +34,10 @@ _SPLIT_AGAIN = 8
 _PAD = 16
 """Bytes between rows of dy that lie in shared memory as they are."""
 
+_WIDE = ("wide", "rounded")
+"""Values of `finish`: as second, but the ends of tiles move 16 bytes a thread, of 16-bit data alone. With rounded, dn is rounded
+to the data type while it waits in dx; the bound of every element has room for that (tuner/bounds.py)."""
+
 _MANY_TILES = 8
 """Tiles of a block above which it matters little when its last one ends."""
 
@@ -135,7 +139,7 @@ def _wrong_halves(problem: Problem, params: Params, limits: Limits) -> str | Non
 def _wrong_ends(problem: Problem, params: Params, limits: Limits) -> str | None:
     """What finish=wide and finish=rounded are built for: values of 16 bits alone."""
     finish = params["finish"]
-    if finish not in ("wide", "rounded"):
+    if finish not in _WIDE:
         return None
     if params["split"] != "none" or problem.param_dtype == "float32":
         return f"finish={finish} moves 16-bit data and parameters as they are; take finish=second, or split=none for such"
@@ -199,6 +203,8 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return "without dx there is nothing to finish; finish=second does the same"
     if (block_m > 64 and block_m >= 2 * max(problem.rows, problem.out)) or (block_n > 64 and block_n >= 2 * problem.hidden):
         return f"tile={params['tile']} is mostly padding; take a smaller one"
+    if reason := _wasteful_ends(problem, params):
+        return reason
     if params["halved"] and _tiles_of_block(problem, params) > _MANY_TILES:
         return "the last of so many tiles are little of all; take halved=0"
     if groups == 1 and block_m > 64 and params["promote"]:
@@ -224,6 +230,21 @@ def _needs_no_split(problem: Problem, params: Params) -> bool:
 def _copied_16_bytes(problem: Problem) -> bool:
     """Whether rows of dy begin 16 bytes apart, or a multiple of that."""
     return problem.out * ITEMSIZE[problem.dtype] % _PAD == 0
+
+
+def _wasteful_ends(problem: Problem, params: Params) -> str | None:
+    """Of finish=wide and finish=rounded."""
+    finish = params["finish"]
+    if finish not in _WIDE:
+        return None
+    if problem.hidden * ITEMSIZE[problem.dtype] % _PAD:
+        return f"rows of {problem.hidden} values of w cannot be moved {_PAD} bytes at a time; finish=second does the same"
+    dn, g, _ = gemm_plan.needs(problem)
+    if finish == "rounded" and not dn:
+        return "without dx there is no dn to round; finish=wide does the same"
+    if finish == "wide" and dn and problem.dtype == "bfloat16":
+        return "dn would be written to memory in 32 bits, where finish=rounded takes 16"
+    return None if dn or g else "nothing is multiplied; finish=second does the same"
 
 
 def _tiles_of_block(problem: Problem, params: Params) -> float:
@@ -259,7 +280,7 @@ VARIANT = Variant(
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments", "none"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
-             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS, 
+             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS,
              "finish": ("second", "epilogue", "wide", "rounded"),
              "group": (8, 4), "halved": (0, 8)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
