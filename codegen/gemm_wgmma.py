@@ -38,6 +38,10 @@ _WIDE = ("wide", "rounded")
 """Values of `finish`: as second, but the ends of tiles move 16 bytes a thread, of 16-bit data alone. With rounded, dn is rounded
 to the data type while it waits in dx; the bound of every element has room for that (tuner/bounds.py)."""
 
+_HALVED = (0, 8, 24)
+"""Last rows of tiles of dn whose depth two blocks share: best those that all blocks take together at the end. At 8,1024,768,2304
+with tiles of 128x192 these are 8 rows, at 64,197,768,3072 with tiles of 128x256 19 of them."""
+
 _MANY_TILES = 8
 """Tiles of a block above which it matters little when its last one ends."""
 
@@ -205,8 +209,8 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"tile={params['tile']} is mostly padding; take a smaller one"
     if reason := _wasteful_ends(problem, params):
         return reason
-    if params["halved"] and _tiles_of_block(problem, params) > _MANY_TILES:
-        return "the last of so many tiles are little of all; take halved=0"
+    if params["halved"] and (reason := _wasteful_halves(problem, params)):
+        return reason
     if groups == 1 and block_m > 64 and params["promote"]:
         return "one warpgroup has nothing to multiply while it promotes; take groups=2"
     if params["split"] != "first" and (reason := _wasteful_copies(problem, params)):
@@ -230,6 +234,15 @@ def _needs_no_split(problem: Problem, params: Params) -> bool:
 def _copied_16_bytes(problem: Problem) -> bool:
     """Whether rows of dy begin 16 bytes apart, or a multiple of that."""
     return problem.out * ITEMSIZE[problem.dtype] % _PAD == 0
+
+
+def _wasteful_halves(problem: Problem, params: Params) -> str | None:
+    if _tiles_of_block(problem, params) > _MANY_TILES:
+        return "the last of so many tiles are little of all; take halved=0"
+    fewer = [value for value in _HALVED if 0 < value < number(params, "halved")]
+    if fewer and 2 * fewer[-1] * _tiles(problem, params).tiles_h >= gemm_plan.MOST_BLOCKS:
+        return f"halves of {fewer[-1]} rows of tiles are enough for all blocks; take halved={fewer[-1]}"
+    return None
 
 
 def _wasteful_ends(problem: Problem, params: Params) -> str | None:
@@ -282,7 +295,7 @@ VARIANT = Variant(
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS,
              "finish": ("second", "epilogue", "wide", "rounded"),
-             "group": (8, 4), "halved": (0, 8)},
+             "group": (8, 4), "halved": _HALVED},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
               "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0},
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
