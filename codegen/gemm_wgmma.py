@@ -239,6 +239,8 @@ def _copied_16_bytes(problem: Problem) -> bool:
 def _wasteful_halves(problem: Problem, params: Params) -> str | None:
     if _tiles_of_block(problem, params) > _MANY_TILES:
         return "the last of so many tiles are little of all; take halved=0"
+    if number(params, "halved") > 8 and params["finish"] not in _WIDE:
+        return "so many halves pay where the ends of tiles are short; take halved=8"
     fewer = [value for value in _HALVED if 0 < value < number(params, "halved")]
     if fewer and 2 * fewer[-1] * _tiles(problem, params).tiles_h >= gemm_plan.MOST_BLOCKS:
         return f"halves of {fewer[-1]} rows of tiles are enough for all blocks; take halved={fewer[-1]}"
