@@ -132,7 +132,8 @@ def _finish(setting: Setting) -> Work:
     problem, constants = setting.problem, setting.constants
     values = 8.0 * constants["ROW_STEPS"]
     of_rows = _wants_dn(setting) and not _in_epilogue(setting)
-    rows = float(problem.rows * problem.hidden) * (4 + 2 * setting.data_size) if of_rows else 0.0
+    dn_size = setting.data_size if setting.params["finish"] == "rounded" else 4
+    rows = float(problem.rows * problem.hidden) * (dn_size + 2 * setting.data_size) if of_rows else 0.0
     sums = 0.0
     if "DW_SUM_BLOCKS" in constants:
         sums = float(problem.hidden * problem.out) * (4 * setting.splits + setting.param_size)
