@@ -63,7 +63,7 @@ class Expr:
 
 def const(value: int) -> Expr:
     """A leaf that is always `value`."""
-    return Expr(None, value)
+    return Expr(None, int(value))  # a bool is an int too, but not in C++
 
 
 ONE = const(1)

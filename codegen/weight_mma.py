@@ -87,7 +87,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
         launches.insert(0, Launch("weight_statistics", ROWS, threads, 4 * 2 * (threads // 32)))
     vectors = [name for name in ("dgamma", "dbeta") if name in problem.wants]
     if vectors or wants_dx:
-        jobs = ROWS * wants_dx + len(vectors)
+        jobs = ROWS * int(wants_dx) + len(vectors)
         launches.append(Launch("weight_finish", jobs * finish_strips, 32 * finish_warps, 4 * finish_warps * (32 * vector + 2)))
     workspace = [Buffer(name, ROWS) for name in ("row_mean", "row_rest", "row_rstd")]
     workspace += [Buffer(f"{name}_parts", const(parts * problem.hidden)) for name in vectors]

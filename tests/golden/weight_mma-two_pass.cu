@@ -914,9 +914,10 @@ extern "C" __global__ void __launch_bounds__(32 * FINISH_WARPS) weight_finish(co
     sum_g += row_sums[other].x;
     sum_g_xhat += row_sums[other].y;
   }
+  const float mean_g = sum_g / HIDDEN, mean_g_xhat = sum_g_xhat / HIDDEN;
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) {
-    sum[i] = stats.rstd * (sum[i] * gamma[i] - sum_g / HIDDEN - normalized(x[i], stats) * (sum_g_xhat / HIDDEN));
+    sum[i] = stats.rstd * (sum[i] * gamma[i] - mean_g - normalized(x[i], stats) * mean_g_xhat);
   }
   store(p.dx + row * HIDDEN + h, sum, is_aligned(p.dx + row * HIDDEN, sizeof(*p.dx) * VECTOR));
 }
