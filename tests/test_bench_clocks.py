@@ -100,6 +100,13 @@ def test_what_makes_no_sense_is_a_sentence(gpu: RatedGpu, arguments: list[str], 
     assert not (tmp_path / "clocks.md").exists()
 
 
+def test_a_folder_that_cannot_be_is_said_before_anything_is_timed(gpu: RatedGpu, tmp_path: Path,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert clocks.main(["--shapes", "seed", "--out", str(tmp_path / "file")]) == 2
+    assert "choose another folder with --out" in capsys.readouterr().err and not gpu.timed
+
+
 def test_a_kernel_that_is_wrong_is_not_timed(gpu: RatedGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = parse_config("row_warp:warps=2")
     gpu.kernels = {config: failing_launch}

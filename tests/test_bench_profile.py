@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -160,13 +161,68 @@ def test_the_page_and_the_values(planted: Callable[..., list[list[str]]], tmp_pa
 @pytest.mark.parametrize(("behaviour", "said"), [
     ({"says": ["==ERROR== ERR_NVGPUCTRPERM"], "status": 1}, "ncu failed: ERR_NVGPUCTRPERM"),
     ({"says": table(["0", "other", *LINE[2:]])}, "ncu has counted none of its launches"),
-    ({"says": [], "sleeps": 20}, "ncu did not end within 1 s")], ids=["refused", "nothing", "hangs"])
+    ({"says": [], "sleeps": 100}, "ncu did not end within 1 s")], ids=["refused", "nothing", "hangs"])
 def test_what_cannot_be_counted_is_said(planted: Callable[..., list[list[str]]], behaviour: Mapping[str, Any], said: str,
                                         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "MOST_SECONDS", 1.0)
     planted(**behaviour)
     assert run(tmp_path) == 1
     assert f"Not profiled: {said}." in (tmp_path / "out" / "profile.md").read_text()
+
+
+def test_what_it_has_started_ends_with_it(planted: Callable[..., list[list[str]]], tmp_path: Path,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """It watches a process that may hang on the GPU."""
+    planted(says=[])
+    (tmp_path / "ncu").write_text(f"#!/bin/sh\nsleep 100 &\necho $! > {tmp_path / 'child'}\nwait\n")
+    monkeypatch.setattr(profile, "MOST_SECONDS", 2.0)
+    assert run(tmp_path) == 1
+    child = Path("/proc") / (tmp_path / "child").read_text().strip() / "stat"
+    deadline = time.monotonic() + 20.0
+    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "it still runs"
+        time.sleep(0.05)
+
+
+def test_a_config_that_there_is_no_more_is_a_reason_and_the_others_are_counted(
+        planted: Callable[..., list[list[str]]], tmp_path: Path) -> None:
+    planted(says=table(LINE))
+    path = tmp_path / "bench.json"
+    values = json.loads(path.read_text())
+    values["rows"].insert(0, {**values["rows"][0], "name": "old", "config": "row_warp:wraps=2"})
+    path.write_text(json.dumps(values))
+    assert run(tmp_path) == 1
+    page = (tmp_path / "out" / "profile.md").read_text()
+    assert "Not profiled: " in page and "wraps" in page and "| `row_warp` | 12 |" in page
+
+
+def test_each_kernel_is_written_as_soon_as_it_is_counted(
+        planted: Callable[..., list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    path, counts = tmp_path / "bench.json", iter([[line("row_warp", 9.0)]])
+    values = json.loads(path.read_text())
+    values["rows"].append({**values["rows"][0], "name": "next"})
+    path.write_text(json.dumps(values))
+
+    def count(*_: object) -> list[Counted]:
+        found = next(counts, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(profile, "_count", count)
+    assert run(tmp_path) == 130
+    assert len(json.loads((tmp_path / "out" / "profile.json").read_text())["rows"]) == 1
+    assert "what was counted is written" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_is_said_before_anything_is_counted(
+        planted: Callable[..., list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(profile, "_count", lambda *_: pytest.fail("counted"))
+    (tmp_path / "out").write_text("mine")
+    assert run(tmp_path) == 2
+    assert "choose another folder with --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "status", "said"), [

@@ -247,8 +247,30 @@ def test_files_that_may_not_be_mixed_are_not_joined(bench: Run, tmp_path: Path, 
     values["parts"][0]["device"] = "NVIDIA Other"
     other = tmp_path / "other.json"
     other.write_text(json.dumps(values))
+    values = json.loads(path.read_text())
+    values["rows"][0]["shape"] = "9,9,9,9"
+    misnamed = tmp_path / "misnamed.json"
+    misnamed.write_text(json.dumps(values))
     for files, sentence in (([path, other], "the GPU there: NVIDIA Test, here: NVIDIA Other"),
+                            ([path, misnamed], "has another shape called 'seed', 9,9,9,9"),
                             ([path, tmp_path / "none.json"], "there is no "),
                             ([path, tmp_path / "shapes"], "is no result of this")):
         assert join.main([*map(str, files), "--out", str(tmp_path / "joined")]) == 2
         assert sentence in capsys.readouterr().err and not (tmp_path / "joined").exists()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda row: row.update(part="0"), lambda row: row.update(part=7), lambda row: row["ours"]["warm"].update(median="12"),
+    lambda row: row["ours"]["warm"].update(median=0), lambda row: row["floor"].update(bytes_us="little"),
+    lambda row: row["ours"]["errors"].update(dx="small"),
+], ids=["no number of a part", "no such part", "no time", "no time at all", "no floor", "no error"])
+def test_values_that_are_none_are_a_sentence(bench: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                             damage: Callable[[dict[str, Any]], None]) -> None:
+    assert bench(arena=FakeArena()) == 0
+    path = tmp_path / "out" / "bench.json"
+    values = json.loads(path.read_text())
+    damage(values["rows"][0])
+    path.write_text(json.dumps(values))
+    capsys.readouterr()
+    assert join.main([str(path), "--out", str(tmp_path / "joined")]) == 2
+    assert "bench.json is no result of this program (" in capsys.readouterr().err and not (tmp_path / "joined").exists()

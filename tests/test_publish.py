@@ -114,9 +114,11 @@ def test_the_page_is_left_out_where_there_is_no_time_for_it_and_that_is_said(
     writing = "choosing the configs of best.cu"
     assert stages == [writing, "drawing report.html", writing]
     monkeypatch.setenv("LNL_HTML", "off")  # nobody misses what nobody wants
-    with Folder(tmp_path, INFO) as folder:
-        assert folder.finish(result(2.0), False, lambda problem: best_predicted(problem, H200),
-                             has_time_for_page=partial(bool, False)).no_page is None
+    for time_left in (True, False):
+        with Folder(tmp_path, INFO) as folder:
+            assert folder.finish(result(2.0), False, lambda problem: best_predicted(problem, H200), stages.append,
+                                 partial(bool, time_left)).no_page is None
+    assert stages[3:] == [writing, writing]
 
 
 def test_row_counts_without_a_fit_config_are_said_in_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from codegen.config import Value
-from codegen.problem import ALL_GRADIENTS, Problem
+from codegen.problem import ALL_GRADIENTS, GRADIENTS, Problem
 from codegen.render import render
 from codegen.space import make_config, why_not, why_refused
 from tests.variant_cases import LIMITS, assert_right
@@ -28,6 +28,14 @@ def test_as_many_rows_as_it_takes_at_once_and_more(dtype: str, waiting: str, sto
     config = make_config(NAME, {**SMALL, "waiting": waiting, "stores": stores})
     for rows in (0, 1, 4, 9):
         assert_right(host_executor, config, hard_inputs(rows, 512, out, dtype=dtype), ALL_GRADIENTS)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_each_gradient_alone_of_16_bit_parameters(gradient: str, host_executor: HostExecutor) -> None:
+    """Whose sums of dw need scratch memory, where dw is wanted."""
+    config = make_config(NAME, {**SMALL, "waiting": "shared"})
+    for rows in (3, 9):
+        assert_right(host_executor, config, hard_inputs(rows, 128, 40, dtype="bfloat16"), frozenset((gradient,)))
 
 
 @pytest.mark.parametrize(("hidden", "values", "says"), [

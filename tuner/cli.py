@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None, began: float | None = None) -> 
     options = _parser().parse_args(given)
     command = "python -m tuner " + shlex.join(map(masked, given))
     return exit_status("tuner", lambda: _tune(options, command, began), options.debug,
-                       "interrupted before the results were written")
+                       "interrupted before all results were written")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -208,6 +208,8 @@ def _run(request: Request, executor: Executor | Workers, out: Path | None, resum
                 interrupted = True
             result = run.result()
             with _first_noted() as interrupts:
+                if interrupted and result.winner is not None:
+                    _say("interrupted; what was finished is being written, which takes a while (Ctrl-C twice ends that too)")
                 choose = partial(choose_companion, executor, result, check=None if proofs is None else proofs.why_invalid)
                 published = folder.finish(result, interrupted, choose, bar.stage, run.schedule.has_time_for_page)
     interrupted = interrupted or bool(interrupts)

@@ -134,14 +134,15 @@ class Folder:
             result = replace(result, checks=(*result.checks, *against))
             write_text(best, best_json(result))
             written = [cu, header, best, *written]
-        no_page = None if not is_wanted() or has_time_for_page() else (
+        draws = is_wanted() and has_time_for_page()
+        no_page = None if draws or not is_wanted() else (
             f"{PAGE} was left out, since time was up; python -m reports {self._path} writes it")
         write_text(report, report_markdown(result, interrupted, kept, no_page))
         (self._path / PAGE).unlink(missing_ok=True)
         self._journal.settle((*result.records, *self.taken.aside), not interrupted and result.lost is None,
                              run_end(result, interrupted))
         page = None
-        if no_page is None:
+        if draws:
             on_stage(f"drawing {PAGE}")
             page, no_page = write_page(self._path)
         return Published((*written, *filter(None, [page])), kept, no_page)

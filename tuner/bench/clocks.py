@@ -26,6 +26,7 @@ from tuner.arguments import OK, Parser, as_config, exit_status
 from tuner.bench.cli import open_gpu
 from tuner.bench.ours import prove
 from tuner.bench.shapes import parse_shapes
+from tuner.bench.sheet import check_folder
 from tuner.errors import InputError, ToolchainError
 from tuner.executors import Executor
 from tuner.inputs import random_inputs, read_only
@@ -130,12 +131,13 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         raise InputError("--config is a kernel of one shape; name that one with --shapes")
     with closing(open_gpu()) as executor:
         gauge = _gauge(executor)
+        folder = options.out or reports_folder() / executor.slug
+        check_folder(folder)
         lines: list[str] = []
         for named in shapes:
             problem = Problem.of(named.shape, dtype=options.dtype)
             for config in configs or [choose(problem, executor)]:
                 lines += _section(executor, gauge, problem, named.name, config)
-        folder = options.out or reports_folder() / executor.slug
         command = shlex.join(["python", "-m", "tuner.bench.clocks", *arguments])
         head = [f"# Times and clocks, {executor.device}", "",
                 f"{now()}, revision {version()}; `{command}`. Each time is of one call, warm, the median of up to {SAMPLES} "

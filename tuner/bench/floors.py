@@ -75,5 +75,6 @@ class Floor:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Floor:
-        """Reads `as_json` back."""
-        return cls(values["bytes_us"], values["matrix_us"], values["launch_us"])
+        """Reads `as_json` back. Raises KeyError, TypeError, ValueError: the values have another form."""
+        matrix = values["matrix_us"]
+        return cls(float(values["bytes_us"]), None if matrix is None else float(matrix), float(values["launch_us"]))

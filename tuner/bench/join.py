@@ -15,7 +15,7 @@ from pathlib import Path
 from tuner.arguments import OK, Parser, exit_status
 from tuner.bench.report import bench_json, bench_markdown
 from tuner.bench.results import Results
-from tuner.bench.sheet import JSON, MARKDOWN, check_folder, read_results, why_apart
+from tuner.bench.sheet import JSON, MARKDOWN, check_folder, check_names, read_results, why_apart
 from tuner.errors import InputError
 from tuner.records import write_text
 
@@ -43,7 +43,8 @@ def join(files: Sequence[Path]) -> Results:
     """The parts and rows of all files, in their order.
 
     Raises:
-        InputError: one is not there or no result of this program, or two differ in what changes times.
+        InputError: one is not there or no result of this program, or two differ in what changes times, or call different
+            shapes by one name.
     """
     whole = Results()
     for path in files:
@@ -53,6 +54,7 @@ def join(files: Sequence[Path]) -> Results:
         for part in results.parts:
             for why in filter(None, (why_apart(earlier, part) for earlier in whole.parts)):
                 raise InputError(f"{path} and {files[0]} cannot stand in one file: {why}")
+        check_names(results, [row.case for row in whole.rows], path)
         before = len(whole.parts)
         whole = replace(whole, parts=(*whole.parts, *results.parts))
         for row in results.rows:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from statistics import median
+from typing import Any
 
 from tuner.timing.measure import Effort
 from tuner.timing.stats import iqr
@@ -47,3 +49,15 @@ class Spread:
     def as_json(self) -> dict[str, float]:
         """The spread as JSON values."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Spread:
+        """Reads `as_json` back.
+
+        Raises:
+            TypeError, ValueError: the values have another form, or are no times.
+        """
+        found = cls(**values)
+        if not all(math.isfinite(figure) for figure in astuple(found)) or found.median <= 0:
+            raise ValueError(f"{found.median!r} us, with {found.noise!r} of noise, are no time")
+        return found

@@ -15,8 +15,8 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.config import Config
+from codegen.errors import CodegenError
 from codegen.plan import Launch
 from codegen.render import render
 from codegen.space import parse_config
@@ -34,16 +35,16 @@ from tuner.bench.counters import METRICS, SECTIONS, UNITS, Counted, read_counter
 from tuner.bench.results import Row
 from tuner.bench.shares import parts
 from tuner.bench.sheet import JSON as BENCH_JSON
-from tuner.bench.sheet import read_results
+from tuner.bench.sheet import check_folder, read_results
 from tuner.errors import InputError, ToolchainError
 from tuner.executors import Executor
 from tuner.known import reports_folder
 from tuner.provenance import now, version
 from tuner.records import write_text
 from tuner.store import default_root
+from tuner.tools import started
 from tuner.versions import versions
 from tuner.workers.messages import Job, Place
-from tuner.workers.nursery import inherited
 
 NAME = "ncu"
 MOST_SECONDS = 180.0
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>)")
     options = parser.parse_args(arguments)
     command = shlex.join(["python", "-m", "tuner.bench.profile", *arguments])
-    return exit_status("profile", lambda: _run(options, command))
+    return exit_status("profile", lambda: _run(options, command), interrupted="interrupted; what was counted is written")
 
 
 def _run(options: argparse.Namespace, command: str) -> int:
@@ -88,15 +89,16 @@ def _run(options: argparse.Namespace, command: str) -> int:
     with closing(open_gpu()) as executor:
         folder = reports_folder() / executor.slug
         rows = _rows(options.bench or folder / BENCH_JSON, options.shapes, options.dtypes)
-        profiles = []
+        out = options.out or folder
+        check_folder(out)
+        head = {"device": executor.device, "date": now(), "version": version(), "command": command,
+                "versions": versions(executor.limits.arch, {})}
+        profiles: list[Profile] = []
         for row in rows:
             profiles.append(profile(row, lambda row, config: _count(program, executor, row, config)))
             print(_said(profiles[-1]), flush=True)
-        out = options.out or folder
-        head = {"device": executor.device, "date": now(), "version": version(), "command": command,
-                "versions": versions(executor.limits.arch, {})}
-        write_text(out / "profile.json", json.dumps({**head, "rows": [one.as_json() for one in profiles]}, indent=1) + "\n")
-        write_text(out / "profile.md", page(profiles, executor.device, str(head["date"]), str(head["version"]), command))
+            write_text(out / "profile.json", json.dumps({**head, "rows": [one.as_json() for one in profiles]}, indent=1) + "\n")
+            write_text(out / "profile.md", page(profiles, executor.device, str(head["date"]), str(head["version"]), command))
     print(f"written: {out / 'profile.md'}, {out / 'profile.json'}")
     return FAILED if any(one.reason is not None for one in profiles) else OK
 
@@ -126,7 +128,7 @@ def profile(row: Row, count: Count) -> Profile:
     assert row.config is not None
     try:
         return Profile(row, tuple(count(row, parse_config(row.config))))
-    except ToolchainError as error:
+    except (CodegenError, ToolchainError) as error:  # also of a config that there is no more
         return Profile(row, reason=str(error))
 
 
@@ -146,17 +148,14 @@ def _count(program: str, executor: Executor, row: Row, config: Config) -> list[C
         counting += ["--section", section]
     command = [program, *counting, sys.executable, "-P", "-m", profiled.__name__, str(config), str(row.case.shape),
                executor.bus_id, json.dumps(Job(problem, 1e-5, 0).as_json()), json.dumps(place.as_json())]
-    try:
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors="replace", timeout=MOST_SECONDS, env=inherited())
-    except subprocess.TimeoutExpired as error:
-        raise ToolchainError(f"{NAME} did not end within {MOST_SECONDS:.0f} s") from error
-    except OSError as error:
-        raise ToolchainError(f"{NAME} cannot be started ({error.strerror})") from error
-    if ended.returncode != 0:
-        said = [re.sub(r"^==\w+==\s*", "", line).strip() for line in ended.stdout.splitlines() if not line.startswith('"')]
-        raise ToolchainError(f"{NAME} failed: {next((line for line in reversed(said) if line), f'status {ended.returncode}')}")
-    if not (launches := read_counters(ended.stdout, kernels)):
+    with started(command) as run:
+        status, output = run.wait(time.monotonic() + MOST_SECONDS), run.output()
+    if status is None:
+        raise ToolchainError(f"{NAME} did not end within {MOST_SECONDS:.0f} s")
+    if status != 0:
+        said = [re.sub(r"^==\w+==\s*", "", line).strip() for line in output.splitlines() if not line.startswith('"')]
+        raise ToolchainError(f"{NAME} failed: {next((line for line in reversed(said) if line), f'status {status}')}")
+    if not (launches := read_counters(output, kernels)):
         raise ToolchainError(f"{NAME} has counted none of its launches")
     return launches
 

@@ -88,8 +88,8 @@ class Entry:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Entry:
         """Reads `as_json` back; errors that were not finite are NaN."""
-        warm, cold = (None if values[name] is None else Spread(**values[name]) for name in ("warm", "cold"))
-        errors = {name: math.nan if error is None else error for name, error in values["errors"].items()}
+        warm, cold = (None if values[name] is None else Spread.from_json(values[name]) for name in ("warm", "cold"))
+        errors = {name: math.nan if error is None else float(error) for name, error in values["errors"].items()}
         return cls(warm, cold, errors, values["note"])
 
 
@@ -259,5 +259,8 @@ class Results:
         """
         if values["schema"] != SCHEMA:
             raise ValueError(f"schema version {values['schema']}, where this program reads {SCHEMA}")
-        parts, rows = values["parts"], values["rows"]
-        return cls(tuple(Setting.from_json(part) for part in parts), tuple(Row.from_json(row) for row in rows))
+        parts = tuple(Setting.from_json(part) for part in values["parts"])
+        rows = tuple(Row.from_json(row) for row in values["rows"])
+        if not all(row.part in range(len(parts)) for row in rows):
+            raise ValueError(f"rows of other invocations than its {len(parts)}")
+        return cls(parts, rows)

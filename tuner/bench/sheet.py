@@ -42,7 +42,7 @@ class Sheet:
         self._cases = cases
         check_folder(folder)
         earlier = _continued(folder / JSON, setting) if resume else Results()
-        _check_names(earlier, cases, folder / JSON)
+        check_names(earlier, cases, folder / JSON)
         self._results = earlier
         self._parts = (*earlier.parts, setting)
 
@@ -128,7 +128,8 @@ def _continued(path: Path, setting: Setting) -> Results:
     return earlier
 
 
-def _check_names(earlier: Results, cases: Sequence[Case], path: Path) -> None:
+def check_names(earlier: Results, cases: Sequence[Case], path: Path) -> None:
+    """Raises InputError: of the rows that are there one has the name of a case, but another shape."""
     shapes = {row.case.name: row.case.shape for row in earlier.rows}
     for case in cases:
         if (before := shapes.get(case.name, case.shape)) != case.shape:

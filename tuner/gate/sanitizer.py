@@ -10,24 +10,19 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem
 from tuner.gate import sanitized
 from tuner.gate.checks import Check, Outcome
+from tuner.tools import started
 from tuner.workers.messages import Job, Place
-from tuner.workers.nursery import inherited
 
 NAME = "compute-sanitizer"
 
@@ -41,9 +36,6 @@ ROWS = (1, 33, 300)
 
 FOUND = 99
 """Exit status of a tool that has found something."""
-
-NO_PROGRAM = 127
-"""What a shell says of a program that cannot be started."""
 
 MOST_SECONDS, LEAST_SECONDS = 60.0, 2.0
 """A tool gets no more time than the one; with less than the other it is not started."""
@@ -102,7 +94,7 @@ class Sanitizer:
         deadline = time.monotonic() + limit
         checks: list[Check] = []
         with ExitStack() as stack:
-            runs = {tool: stack.enter_context(_started(self._command(program, tool, config))) for tool in TOOLS}
+            runs = {tool: stack.enter_context(started(self._command(program, tool, config))) for tool in TOOLS}
             for tool, run in runs.items():
                 status = run.wait(deadline)
                 if status is None:
@@ -118,48 +110,6 @@ class Sanitizer:
         place = Place("cuda", self._limits.arch, self._store, limits=self._limits)
         return [program, "--tool", tool, "--error-exitcode", str(FOUND), *TOOLS[tool], sys.executable, "-P", "-m", self._module,
                 str(config), ",".join(map(str, ROWS)), self._bus_id, json.dumps(job.as_json()), json.dumps(place.as_json())]
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A tool that runs, or has run; None: it could not be started."""
-
-    process: subprocess.Popen[bytes] | None
-    said: IO[bytes]
-
-    def wait(self, deadline: float) -> int | None:
-        """Its exit status; None where it has none by the deadline of time.monotonic."""
-        if self.process is None:
-            return NO_PROGRAM
-        try:
-            return self.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return None
-
-    def output(self) -> str:
-        """What it has said."""
-        self.said.seek(0)
-        return self.said.read().decode(errors="replace")
-
-
-@contextmanager
-def _started(command: list[str]) -> Iterator[_Run]:
-    """A process that ends with the block, and all that it has started with it."""
-    with tempfile.TemporaryFile() as said:
-        try:
-            # A session of its own, so that it can be ended as a whole, and Ctrl-C is for this process alone.
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, env=inherited(),
-                                       start_new_session=True)
-        except OSError as error:
-            said.write(f"it cannot be started ({error.strerror})".encode())
-            yield _Run(None, said)
-            return
-        try:
-            yield _Run(process, said)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 def _verdict(tool: str, status: int, output: str) -> Check:
