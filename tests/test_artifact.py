@@ -19,7 +19,7 @@ from codegen.limits import TARGETS, most_memory, target
 from codegen.problem import GRADIENTS, Problem
 from codegen.reduction import MAX_SINGLE_BLOCK_ROWS
 from codegen.render import render
-from codegen.space import make_config, parse_config, why_not, why_refused, why_unfit, why_wasteful
+from codegen.space import make_config, nearest_runnable, parse_config, why_not, why_refused, why_unfit, why_wasteful
 from codegen.variants import VARIANTS
 from tests.artifact_cases import INFO, PROBLEM, SHAPE, SINGLE_BLOCK, THREE, make, one, source, suited, typed
 from tests.cases import DATA_TYPES
@@ -72,6 +72,16 @@ def test_nvcc_makes_a_library_that_exports_the_interface_alone(arch: str, tmp_pa
 def test_nvcc_takes_each_variant_alone_without_a_warning(variant: str, tmp_path: Path) -> None:
     (tmp_path / "best.cu").write_text(one(variant).cu)
     nvcc(tmp_path, *STRICT, "-c", "best.cu", "-o", "best.o")
+
+
+@pytest.mark.parametrize("wants", [("dx",), ("dw", "db"), ("dgamma",)], ids="-".join)
+@pytest.mark.parametrize("variant", ["row_warp", "weight_ahead", "weight_mma", "gemm_mma"])
+def test_nvcc_takes_few_gradients_without_a_warning(variant: str, wants: tuple[str, ...], tmp_path: Path) -> None:
+    """Also of what those that are not wanted leave behind."""
+    problem = Problem(64, 128, 128, "bfloat16", frozenset(wants), param_dtype="bfloat16")
+    config = nearest_runnable(problem, make_config(variant), target("sm_90"), ())
+    (tmp_path / "best.cu").write_text(one(str(config), problem=problem).cu)
+    nvcc(tmp_path, *STRICT, "-ptx", "best.cu", "-o", "best.ptx")
 
 
 def test_the_self_test_compiles_without_a_warning(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -179,6 +180,18 @@ def test_a_comparison_is_written_for_readers_and_for_programs(tmp_path: Path, ca
     assert compare.main([str(path), "--rivals", "nobody", "--out", str(out)]) == USAGE
     assert compare.main([str(path), "--seeds", "0"]) == USAGE
     assert "nobody" in capsys.readouterr().err
+
+
+def test_what_cannot_be_compared_or_written_is_said_before_anything_is_played(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(compare, "compare", lambda *_: pytest.fail("played"))
+    recorded, path = field().recorded, tmp_path / "space.json.xz"
+    recorded.save(path)
+    assert compare.main([str(path), "--out", str(path)]) == USAGE
+    assert "choose another folder with --out" in capsys.readouterr().err
+    replace(recorded, results={}).save(path)
+    assert compare.main([str(path), "--out", str(tmp_path / "out")]) == USAGE
+    assert "has no time; record more of it" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 # --- the cost model's fit ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import contextlib
 import shlex
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -127,6 +128,20 @@ def parse_folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("an empty text names no folder; for the current one write .")
     return Path(text)
+
+
+def check_folder(folder: Path) -> None:
+    """Makes the folder if need be.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write to {folder} ({error.strerror}); choose another folder with --out") from error
 
 
 def as_dtype(name: str, value: object) -> str:

@@ -13,7 +13,7 @@ from typing import cast
 from rich.console import Console
 
 from codegen.dtypes import ACCURACIES, DTYPES, OWN_CLASS, check_accuracy, check_dtypes
-from tuner.arguments import FAILED, OK, Parser, parse_names, run_recorded
+from tuner.arguments import FAILED, OK, Parser, check_folder, parse_names, run_recorded
 from tuner.bench.arena import Arena, TorchArena
 from tuner.bench.floors import RatedExecutor, Rates
 from tuner.bench.ours import Tuning
@@ -22,7 +22,7 @@ from tuner.bench.report import incomplete, row_text
 from tuner.bench.results import Case, Setting
 from tuner.bench.run import Bench, Options
 from tuner.bench.shapes import NAMED, NamedShape, parse_shapes
-from tuner.bench.sheet import Sheet, check_folder
+from tuner.bench.sheet import Sheet
 from tuner.bench.torch_gpu import Torch, open_torch
 from tuner.choose import open_executor
 from tuner.console import results_console

@@ -22,11 +22,10 @@ from statistics import median
 from codegen.config import Config
 from codegen.dtypes import DTYPES
 from codegen.problem import Problem
-from tuner.arguments import OK, Parser, as_config, exit_status
+from tuner.arguments import OK, Parser, as_config, check_folder, exit_status
 from tuner.bench.cli import open_gpu
 from tuner.bench.ours import prove
 from tuner.bench.shapes import parse_shapes
-from tuner.bench.sheet import check_folder
 from tuner.errors import InputError, ToolchainError
 from tuner.executors import Executor
 from tuner.inputs import random_inputs, read_only

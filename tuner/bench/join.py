@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.arguments import OK, Parser, exit_status
+from tuner.arguments import OK, Parser, check_folder, exit_status
 from tuner.bench.report import bench_json, bench_markdown
 from tuner.bench.results import Results
-from tuner.bench.sheet import JSON, MARKDOWN, check_folder, check_names, read_results, why_apart
+from tuner.bench.sheet import JSON, MARKDOWN, check_names, read_results, why_apart
 from tuner.errors import InputError
 from tuner.records import write_text
 

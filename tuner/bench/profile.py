@@ -28,14 +28,14 @@ from codegen.errors import CodegenError
 from codegen.plan import Launch
 from codegen.render import render
 from codegen.space import parse_config
-from tuner.arguments import FAILED, OK, Parser, exit_status, parse_names
+from tuner.arguments import FAILED, OK, Parser, check_folder, exit_status, parse_names
 from tuner.bench import profiled
 from tuner.bench.cli import open_gpu
 from tuner.bench.counters import METRICS, SECTIONS, UNITS, Counted, read_counters
 from tuner.bench.results import Row
 from tuner.bench.shares import parts
 from tuner.bench.sheet import JSON as BENCH_JSON
-from tuner.bench.sheet import check_folder, read_results
+from tuner.bench.sheet import read_results
 from tuner.errors import InputError, ToolchainError
 from tuner.executors import Executor
 from tuner.known import reports_folder

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from codegen.errors import CodegenError
+from tuner.arguments import check_folder
 from tuner.bench.report import bench_json, bench_markdown
 from tuner.bench.results import Case, Results, Row, Setting
 from tuner.errors import InputError
@@ -70,20 +70,6 @@ class Sheet:
         markdown, values = self.paths
         write_text(values, bench_json(self._results))
         write_text(markdown, bench_markdown(self._results))
-
-
-def check_folder(folder: Path) -> None:
-    """Makes the folder if need be.
-
-    Raises:
-        InputError: nothing can be written there.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write to {folder} ({error.strerror}); choose another folder with --out") from error
 
 
 def read_results(path: Path) -> Results | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.arguments import OK, Parser, exit_status
+from tuner.arguments import OK, Parser, check_folder, exit_status
 from tuner.errors import InputError
 from tuner.pipeline import IN_FLIGHT
 from tuner.provenance import now, version
@@ -195,7 +195,9 @@ def _compare(options: argparse.Namespace, known: Sequence[str]) -> int:
     if options.seeds < 1 or options.workers < 1:
         raise InputError("there must be one seed and one process at least")
     for path in options.files:
-        _field(path)
+        if not _field(path).times:
+            raise InputError(f"{path} has no time; record more of it")
+    check_folder(options.out)
     found = compare(options.files, names, options.seeds, options.workers)
     write_text(options.out / "search.md", report(found, options.seeds))
     write_text(options.out / "search.json", as_json(found, options.seeds))

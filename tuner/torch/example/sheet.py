@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.bench.sheet import check_folder
+from tuner.arguments import check_folder
 from tuner.errors import InputError
 from tuner.records import write_text
 
