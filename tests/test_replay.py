@@ -189,9 +189,10 @@ def test_what_cannot_be_compared_or_written_is_said_before_anything_is_played(
     recorded.save(path)
     assert compare.main([str(path), "--out", str(path)]) == USAGE
     assert "choose another folder with --out" in capsys.readouterr().err
-    replace(recorded, results={}).save(path)
-    assert compare.main([str(path), "--out", str(tmp_path / "out")]) == USAGE
-    assert "has no time; record more of it" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    empty = tmp_path / "empty.json.xz"
+    replace(recorded, results={}).save(empty)
+    assert compare.main([str(path), str(empty), "--out", str(tmp_path / "out")]) == USAGE
+    assert "empty.json.xz has no time; record more of it" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 # --- the cost model's fit ----------------------------------------------------------------------------------------------------
