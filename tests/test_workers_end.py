@@ -26,7 +26,7 @@ from tests.trials import read_trials
 from tests.worker_cases import PROBLEM, RANKED, ROOT, SHAPE, VARIANT, Open, opening, tried, tuned
 from tuner import tuning
 from tuner.candidates import survey
-from tuner.errors import DeviceLost, ToolchainError
+from tuner.errors import DeviceLost, RunEnded, ToolchainError
 from tuner.gate.checks import Outcome
 from tuner.guess import rank
 from tuner.outcome import why_no_winner
@@ -41,6 +41,16 @@ from tuner.workers.pool import Workers
 def opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens workers with plants, and ends them."""
     yield from opening(store, monkeypatch)
+
+
+def test_nothing_is_started_any_more_when_they_are_closed(opened: Open) -> None:
+    """A thread may have been about to ask."""
+    workers = opened()
+    before = workers.nursery_pid
+    workers.close()
+    with pytest.raises(RunEnded, match="have been ended"):
+        workers.why_invalid(PROBLEM, RANKED[0], 0, 10**6)
+    assert workers.nursery_pid == before and not running(before)
 
 
 # --- when time is up ---------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class Workers:
         self._module = module
         self._place = place
         self._starting = threading.Lock()
+        self._closed = False
         self._job: Job | None = None
         self._nursery = Nursery(module)
         try:
@@ -164,7 +165,9 @@ class Workers:
         self._nursery.kill()
 
     def close(self) -> None:
-        """Ends all processes, at once."""
+        """Ends all processes, at once and for good: whoever still asks gets RunEnded."""
+        with self._starting:
+            self._closed = True
         self._nursery.close()
 
     def _look(self, gpu: int, first: Device | None) -> Device:
@@ -180,6 +183,8 @@ class Workers:
 
     def _start(self, gpu: int) -> tuple[Worker, Device]:
         with self._starting:
+            if self._closed:
+                raise RunEnded("its processes have been ended")
             if not self._nursery.alive:
                 self._nursery = Nursery(self._module)
                 if self._job is not None:
