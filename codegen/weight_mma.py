@@ -169,7 +169,7 @@ VARIANT = Variant(
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "rows": (16, 32, 64), "outs": (64, 128, 256, 32),
              "columns": (64, 32, 128), "warp_outs": (32, 16, 64), "blocks": (1, 2, 3, 4, 6, 8),
              "statistics": ("launch", "block"), "reduction": ("two_pass",)},
-    defaults={"arithmetic": "fp16x3", "rows": 32, "outs": 128, "columns": 64, "warp_outs": 32, "blocks": 2,
+    defaults={"arithmetic": "fp16x3", "rows": 32, "outs": 128, "columns": 64, "warp_outs": 32, "blocks": 1,
               "statistics": "launch", "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_arithmetic), Clash(("outs", "columns", "warp_outs", "blocks"), _wrong_warps),

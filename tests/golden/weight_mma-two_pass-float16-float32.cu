@@ -1,5 +1,5 @@
 // weight_mma: as weight_stream, with tensor-core products: from 8 rows to some hundred.
-// Config: weight_mma:arithmetic=fp16,rows=32,outs=128,columns=64,warp_outs=32,blocks=2,statistics=launch,reduction=two_pass
+// Config: weight_mma:arithmetic=fp16,rows=32,outs=128,columns=64,warp_outs=32,blocks=1,statistics=launch,reduction=two_pass
 //
 // Backward pass of y = Linear(LayerNorm(x)), float16 with float32 parameters, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w
@@ -22,7 +22,7 @@ constexpr int TILE_ROWS = 32;  // rows a block takes at once
 constexpr int OUTS = 128;  // rows of w a block takes
 constexpr int COLUMNS = 64;  // columns of w a block takes
 constexpr int WARP_OUTS = 32;  // rows of w a warp takes
-constexpr int BLOCKS = 2;  // blocks that an SM is to hold
+constexpr int BLOCKS = 1;  // blocks that an SM is to hold
 constexpr int FINISH_WARPS = 1;  // warps that share out the parts of a sum in weight_finish
 
 using index_t = int;  // counts elements of w
@@ -732,7 +732,7 @@ __device__ __forceinline__ void emit_dn(const Params& p, const Shared& s, int64_
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) weight_mma(const __grid_constant__ Params p) {
-  const bool want_dx = wants_dx(p), want_g = wants_g(p), want_x = want_dx || want_g;
+  const bool want_dx = wants_dx(p), want_g = wants_g(p);
   const bool want_w = want_dx || (WANT_DGAMMA && p.dgamma) || (WANT_DBETA && p.dbeta);
   const bool x_in_fours = in_fours<HIDDEN>(p.x), dy_in_fours = in_fours<OUT>(p.dy);
   const Shared s = shared_layout();
