@@ -26,6 +26,9 @@ PROBLEMS = {
     "many rows": Problem.of(Shape.parse("1,65536,64,64"), wants={"dx", "db"}, deterministic=True),
     "large": Problem.of(Shape.parse("8,1024,768,2304"))}
 
+LARGE = ("row_shared", "gemm_mma", "gemm_wgmma")
+"""Variants of too many combinations to ask for all of them one by one."""
+
 each_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 
 
@@ -41,7 +44,7 @@ def verdict(problem: Problem, variant: Variant, config: Config) -> str | None:
     return (variant.refuses(problem, params, LIMITS) or variant.inexact(problem, params) or variant.wasteful(problem, params))
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ("row_shared", "gemm_mma")])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in LARGE])
 @each_problem
 def test_all_of_a_small_space_is_judged_as_one_by_one(problem: Problem, name: str) -> None:
     variant = variant_of(name)
@@ -51,12 +54,12 @@ def test_all_of_a_small_space_is_judged_as_one_by_one(problem: Problem, name: st
     assert walk.refused == Counter(reason for reason in judged.values() if reason is not None)
 
 
-@pytest.mark.parametrize("name", ["row_shared", "gemm_mma"])
+@pytest.mark.parametrize("name", LARGE)
 @each_problem
 def test_a_part_of_a_large_space_is_judged_as_one_by_one(problem: Problem, name: str) -> None:
     """A few of the choices of each parameter, so that all of their combinations can be tried."""
     whole = variant_of(name)
-    few = 2 if name == "gemm_mma" else 3
+    few = 3 if name == "row_shared" else 2
     for first in range(3):
         chosen: dict[str, tuple[Value, ...]] = {
             parameter: tuple(sorted({choices[(first + step) % len(choices)] for step in range(few)}, key=choices.index))
