@@ -173,6 +173,7 @@ def test_a_comparison_is_written_for_readers_and_for_programs(tmp_path: Path, ca
     assert compare.main([str(path), "--seeds", "2", "--rivals", "guided,random", "--out", str(out)]) == OK
     text, content = (out / "search.md").read_text(), json.loads((out / "search.json").read_text())
     assert "| guided |" in text and "| random |" in text and "95 % interval" in text
+    assert f"times of {field().recorded.origin.device}:\n\n    python -m tuner.replay.compare {path} --seeds 2 " in text
     reached = content["reached"]["guided"]["space.json.xz"]
     assert np.shape(reached) == (2, 4) and all(row == sorted(row) for row in reached)
     assert content["tried"]["random"]["space.json.xz"] == [len(field().candidates)] * 2

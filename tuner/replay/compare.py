@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 import time
@@ -128,13 +129,15 @@ def _ahead_of(found: Found, name: str) -> Difference:
     return difference(ours, theirs)
 
 
-def report(found: Found, seeds: int) -> str:
+def report(found: Found, seeds: int, command: str) -> str:
     """The comparison for a reader, in Markdown."""
     paths = list(next(iter(found.values())))
+    devices = dict.fromkeys(_field(path).recorded.origin.device for path in paths)
     after = " | ".join(str(count) for count in AFTER)
     lines = [
         "# Searches on recorded spaces", "",
-        f"{now()}, revision {version()}. {seeds} seeds. Per cent of the optimum that the best of the first "
+        f"{now()}, revision {version()}, times of {', '.join(devices)}:", "", f"    {command}", "",
+        f"{seeds} seeds. Per cent of the optimum that the best of the first "
         f"{', '.join(map(str, AFTER))} configs reached, in the mean; *near*: runs within 5 % of it after {AFTER[JUDGED]}; "
         "*tried*: configs a search had tried when it ended, in the mean.", "",
         f"`{OURS}` is the tuner's search, with {IN_FLIGHT} configs in flight, as in a tuning run; all others know every time "
@@ -185,10 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where to write (default: here)")
     options = parser.parse_args(arguments)
-    return exit_status("compare", lambda: _compare(options, list(known)))
+    command = shlex.join(["python", "-m", "tuner.replay.compare", *(sys.argv[1:] if arguments is None else arguments)])
+    return exit_status("compare", lambda: _compare(options, list(known), command))
 
 
-def _compare(options: argparse.Namespace, known: Sequence[str]) -> int:
+def _compare(options: argparse.Namespace, known: Sequence[str], command: str) -> int:
     names = [name.strip() for name in options.rivals.split(",")]
     if unknown := [name for name in names if name not in known]:
         raise InputError(f"there is no search {unknown[0]!r}; choose from {', '.join(known)}")
@@ -199,7 +203,7 @@ def _compare(options: argparse.Namespace, known: Sequence[str]) -> int:
             raise InputError(f"{path} has no time; record more of it")
     check_folder(options.out)
     found = compare(options.files, names, options.seeds, options.workers)
-    write_text(options.out / "search.md", report(found, options.seeds))
+    write_text(options.out / "search.md", report(found, options.seeds, command))
     write_text(options.out / "search.json", as_json(found, options.seeds))
     return OK
 
