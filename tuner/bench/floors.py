@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from codegen.problem import Problem
+from tuner.bench.measure import number
 from tuner.costmodel import tensor_bytes
 from tuner.executors import Executor
 
@@ -75,6 +76,6 @@ class Floor:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Floor:
-        """Reads `as_json` back. Raises KeyError, TypeError, ValueError: the values have another form."""
+        """Reads `as_json` back. Raises KeyError, TypeError: the values have another form."""
         matrix = values["matrix_us"]
-        return cls(float(values["bytes_us"]), None if matrix is None else float(matrix), float(values["launch_us"]))
+        return cls(number(values["bytes_us"]), None if matrix is None else number(matrix), number(values["launch_us"]))

@@ -23,6 +23,17 @@ def effort(samples: int) -> Effort:
     return Effort(samples, BUDGET_SECONDS, LEAST_SAMPLES)
 
 
+def number(value: object) -> float:
+    """A number of a JSON file, as it stands there.
+
+    Raises:
+        TypeError: it is a text or something else; a figure in quotation marks was written by another program.
+    """
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Many times of one thing, microseconds.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from codegen.problem import Problem, Shape
 from tuner.bench.floors import Floor, Rates
-from tuner.bench.measure import Spread
+from tuner.bench.measure import Spread, number
 from tuner.bench.peers import COMPLETE
 from tuner.bench.shapes import NamedShape
 
@@ -89,7 +89,7 @@ class Entry:
     def from_json(cls, values: Mapping[str, Any]) -> Entry:
         """Reads `as_json` back; errors that were not finite are NaN."""
         warm, cold = (None if values[name] is None else Spread.from_json(values[name]) for name in ("warm", "cold"))
-        errors = {name: math.nan if error is None else float(error) for name, error in values["errors"].items()}
+        errors = {name: math.nan if error is None else number(error) for name, error in values["errors"].items()}
         return cls(warm, cold, errors, values["note"])
 
 
