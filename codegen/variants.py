@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen import gemm_mma, gemm_wgmma, reduction, row_shared, row_thread, row_warp, tile_mma, tile_wgmma, weight_stream
+from codegen import gemm_mma, gemm_wgmma, reduction, row_shared, row_thread, row_warp, tile_cluster, tile_mma, tile_wgmma, weight_stream
 from codegen.problem import Problem
 from codegen.variant import Params, Variant, number
 
 VARIANTS: Mapping[str, Variant] = {
     variant.name: variant for variant in (
         row_thread.VARIANT, row_warp.VARIANT, row_shared.VARIANT, weight_stream.VARIANT, tile_mma.VARIANT,
-        gemm_mma.VARIANT, gemm_wgmma.VARIANT, tile_wgmma.VARIANT)
+        gemm_mma.VARIANT, gemm_wgmma.VARIANT, tile_wgmma.VARIANT, tile_cluster.VARIANT)
 }
 
-UNTRIED: frozenset[str] = frozenset()
+UNTRIED: frozenset[str] = frozenset({"tile_cluster"})
 """Variants that have not run on a GPU yet. They are validated as all others are, but take part only where they are named."""
 
 
