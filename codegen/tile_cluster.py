@@ -29,7 +29,7 @@ _THREADS = 512
 _ALIGNMENT = 1024
 """Bytes a swizzle repeats after."""
 
-_REGISTERS = (56, 200)
+_REGISTERS = (64, 192)
 """Of a thread that works by rows, and of one that multiplies: with those of all warpgroups, all that the SM has."""
 
 
@@ -49,9 +49,9 @@ class _Sizes:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block: room to align, stages of dy, w, two tiles of xhat, dn, statistics, gamma, barriers."""
+        """Of a block: room to align, stages of dy, w, two tiles of xhat, dn, rstd, gamma, barriers."""
         out = self.o_padded // self.cluster
-        rows = 2 * self.stages * out + 4 * self.h_padded + 4 * self.h_padded + 16 * (2 // self.cluster)
+        rows = 2 * self.stages * out + 4 * self.h_padded + 4 * self.h_padded + 8
         return _ALIGNMENT + _ROWS * rows + 2 * out * self.h_padded + 4 * self.h_padded + 8 * (2 * self.stages + 8)
 
 
