@@ -29,8 +29,9 @@ _THREADS = 512
 _ALIGNMENT = 1024
 """Bytes a swizzle repeats after."""
 
-_REGISTERS = (64, 192)
-"""Of a thread that works by rows, and of one that multiplies: with those of all warpgroups, all that the SM has."""
+_REGISTERS = {64: (104, 152), 128: (64, 192)}
+"""By how many registers of a thread hold G: those of a thread that works by rows, and of one that multiplies. With those of all
+warpgroups, all that the SM has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ class _Sizes:
     def of(cls, problem: Problem, params: Params) -> _Sizes:
         cluster = number(params, "cluster")
         return cls(cluster, number(params, "stages"), round_up(problem.hidden, 64), round_up(problem.out, _HALF_OUT * cluster))
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread that works by rows, and of one that multiplies."""
+        return _REGISTERS[max(64, self.o_padded // self.cluster * self.h_padded // 256)]
 
     @property
     def shared_bytes(self) -> int:
@@ -122,7 +128,8 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
              "O_PADDED": sizes.o_padded}
     if ahead := number(params, "prefetch"):
         named |= {"PREFETCH": ahead}
-    named |= {"PRODUCER_REGISTERS": _REGISTERS[0], "CONSUMER_REGISTERS": _REGISTERS[1]}
+    by_rows, multiplying = sizes.registers
+    named |= {"PRODUCER_REGISTERS": by_rows, "CONSUMER_REGISTERS": multiplying}
     if params["reduction"] == "two_pass":
         named |= reduction.second_pass(problem, number(_split_params(params), "splits"))
     return named
