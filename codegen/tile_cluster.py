@@ -116,7 +116,7 @@ def _inexact(problem: Problem, params: Params) -> str | None:
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
     if max(problem.hidden, problem.out) <= _MOST_HIDDEN:
-        return f"w of {problem.out} rows of {problem.hidden} values fits on one multiprocessor; tile_wgmma does the same with less"
+        return f"w of {problem.out} rows of {problem.hidden} values fits on one multiprocessor; take tile_wgmma"
     if params["reduction"] == "single_block":
         return reduction.wasted(problem, _split_params(params), _ROWS)
     return None

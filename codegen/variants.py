@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen import gemm_mma, gemm_wgmma, reduction, row_shared, row_thread, row_warp, tile_cluster, tile_mma, tile_wgmma, weight_stream
+from codegen import (
+    gemm_mma,
+    gemm_wgmma,
+    reduction,
+    row_shared,
+    row_thread,
+    row_warp,
+    tile_cluster,
+    tile_mma,
+    tile_wgmma,
+    weight_stream,
+)
 from codegen.problem import Problem
 from codegen.variant import Params, Variant, number
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import re
 import shlex
 import shutil
 import subprocess
