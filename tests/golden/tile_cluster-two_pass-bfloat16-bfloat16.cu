@@ -581,7 +581,7 @@ struct Dy {
 
   // Starts to copy a tile.
   template <bool ALIGNED>
-  __device__ __forceinline__ static void start(int thread, const Params& p, const Shared& s, int stage, const Tile& t) {
+  __device__ __forceinline__ static void start(unsigned thread, const Params& p, const Shared& s, int stage, const Tile& t) {
     constexpr int STEPS = TILE_ROWS / COPIED_AT_ONCE;
     const int column = first_out() + thread % CHUNKS * VALUES, row = thread / CHUNKS;
     const data_t* const from = p.dy + (t.first + row) * OUT + column;
@@ -600,7 +600,7 @@ struct Dy {
     }
   }
   // Adds a tile that is there.
-  __device__ __forceinline__ void look(int thread, const Shared& s, int stage) {
+  __device__ __forceinline__ void look(unsigned thread, const Shared& s, int stage) {
     constexpr int STEPS = TILE_ROWS / SUMMED_AT_ONCE;
     const int first = thread / QUADS * STEPS;  // neighbouring rows
 #pragma unroll 8
@@ -613,7 +613,7 @@ struct Dy {
   }
   // The sums of all threads.
   __device__ __forceinline__ void emit_all(const Params& p, const Ending& at) const {
-    const int thread = threadIdx.x % ROW_THREADS;
+    const unsigned thread = threadIdx.x % ROW_THREADS;
     store_quad(at.groups + thread / QUADS * O_BLOCK + thread % QUADS * 4, sums);
     sync_threads(ROWS_ALONE, ROW_THREADS);
     for (int o = thread; o < O_BLOCK; o += ROW_THREADS) {
@@ -627,14 +627,15 @@ struct Dy {
 };
 
 // Asks for a tile of x and dy to be brought to L2.
-__device__ __forceinline__ void prefetch_tile(int thread, const Params& p, const Tile& t) {
+__device__ __forceinline__ void prefetch_tile(unsigned thread, const Params& p, const Tile& t) {
   constexpr int LINE = 128 / ITEM, LINES = O_BLOCK / LINE;  // of a row
 #pragma unroll
   for (int i = 0; i < TILE_ROWS * LINES; i += ROW_THREADS) {
     const int row = (i + thread) / LINES, column = first_out() + thread % LINES * LINE;
     if (row < t.valid && column < OUT) prefetch_l2(p.dy + (t.first + row) * OUT + column);
   }
-  if (thread * LINE < t.valid * HIDDEN) prefetch_l2(p.x + t.first * HIDDEN + thread * LINE);
+  const int at = thread * LINE;
+  if (at < t.valid * HIDDEN) prefetch_l2(p.x + t.first * HIDDEN + at);
 }
 
 // A lane has COLUMNS neighbouring columns of a row, LANES lanes a row, a warp ROWS_AT_ONCE rows at once of the ROWS_OF_WARP of a tile
@@ -644,7 +645,7 @@ constexpr int ROWS_OF_WARP = TILE_ROWS / (ROW_THREADS / 32), BATCHES = ROWS_OF_W
 
 // Starts to copy a warp's rows of x, a whole line at once.
 template <bool ALIGNED>
-__device__ __forceinline__ void start_rows(int thread, const Params& p, char* cells, const Tile& t) {
+__device__ __forceinline__ void start_rows(unsigned thread, const Params& p, char* cells, const Tile& t) {
   constexpr int CHUNKS = H_PADDED / VALUES;
 #pragma unroll(ALIGNED ? 4 : 1)
   for (int i = 0; i < ROWS_OF_WARP * CHUNKS; i += 32) {
@@ -661,8 +662,8 @@ struct Row {
   char* chunks[2];
   float x[COLUMNS];  // then x less its mean, then xhat
 
-  __device__ __forceinline__ Row(int thread, const Shared& s, int slot, int batch) {
-    const int lane = thread % 32;
+  __device__ __forceinline__ Row(unsigned thread, const Shared& s, int slot, int batch) {
+    const unsigned lane = thread % 32;
     row = thread / 32 * ROWS_OF_WARP + batch * ROWS_AT_ONCE + (LANES == 8 ? lane / 16 * 2 + lane / 4 % 2 : lane / 4);
     group = LANES == 8 ? lane / 8 % 2 * 4 + lane % 4 : lane % 4;
 #pragma unroll
@@ -811,7 +812,8 @@ __device__ __forceinline__ void work_by_rows(const Params& p, const Shared& s, i
   Place place;
 #pragma unroll 1
   for (int step = 0; step < tiles + 2; ++step, place.advance()) {
-    const int thread = anew(threadIdx.x % ROW_THREADS), slot = step % 2;
+    const unsigned thread = anew(threadIdx.x % ROW_THREADS);
+    const int slot = step % 2;
     if (step < tiles) {
       wait_for_copy_groups<2 * AHEAD - 2>();
       arrive(s.dy_ready + place.stage);
