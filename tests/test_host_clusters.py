@@ -43,12 +43,14 @@ BROKEN = {
     "an_address_of_the_own_block": (
         f"{MET}arrive_at(shared_address(b));", "which address_in_block did not give"),
     "global_memory_in_another_block": (
-        f"{MET}address_in_block(p.x, other);", "line 7: looks in another block for what stands at element 0 of x, not in shared memory"),
+        f"{MET}address_in_block(p.x, other);",
+        "line 7: looks in another block for what stands at element 0 of x, not in shared memory"),
     "stores_at_four_bytes": (
         f"{MET}store_async(address_in_block(s + 1, other), four, address_in_block(b, other));\nsync_cluster();",
         "line 7: stores 16 bytes at element 5 of the dynamic shared memory, which is at no multiple of them"),
     "stores_past_the_end": (
-        f"{MET}store_async(address_in_block(dynamic_shared() + {SHARED // 4 - 4}, other) + 16, four, address_in_block(b, other));",
+        f"{MET}const unsigned last = address_in_block(dynamic_shared() + {SHARED // 4 - 4}, other);\n"
+        "store_async(last + 16, four, address_in_block(b, other));",
         "outside of it"),
     "stores_to_one_and_tells_another": (
         f"{MET}store_async(address_in_block(s, other), four, address_in_block(b, own));",
@@ -69,7 +71,8 @@ KEPT = {
     "exchange": f"{MET}float sum = 0.0f;\nfor (int i = 0; i < 6; ++i) {{\n"
                 "  if (threadIdx.x == 0) arrive_expecting(b, 16 * 16);\n"
                 "  const float values[4] = {i + 1.0f, own * 100.0f, threadIdx.x + 0.0f, 0.0f};\n"
-                "  if (threadIdx.x < 16) store_async(address_in_block(s + 4 * threadIdx.x, other), values, address_in_block(b, other));\n"
+                "  const unsigned there = address_in_block(b, other);\n"
+                "  if (threadIdx.x < 16) store_async(address_in_block(s + 4 * threadIdx.x, other), values, there);\n"
                 "  wait_phase(b, i % 2);\n  for (int j = 0; j < 3; ++j) sum += s[4 * (threadIdx.x % 16) + j];\n"
                 "  sync_cluster();\n}\nif (blockIdx.x == 0) p.y[threadIdx.x] = sum;",
     # Blocks wait for one another by arrivals alone; what the first has written to global memory is there.
@@ -83,7 +86,8 @@ KEPT = {
     "after_the_end": f"{MET}if (own == 0 && threadIdx.x == 0) arrive_at(address_in_block(b, 1));",
     # What has been stored is not there before it is waited for.
     "late": f"{MET}if (own == 0 && threadIdx.x == 0) store_async(address_in_block(s, 1), four, address_in_block(b, 1));\n"
-            "sync_cluster();\nif (own == 1 && threadIdx.x == 0) {\n  p.y[0] = s[0];\n  arrive_expecting(b, 16);\n  wait_phase(b, 0);\n"
+            "sync_cluster();\nif (own == 1 && threadIdx.x == 0) {\n  p.y[0] = s[0];\n"
+            "  arrive_expecting(b, 16);\n  wait_phase(b, 0);\n"
             "  for (int i = 0; i < 4; ++i) p.y[1 + i] = s[i];\n}\nsync_cluster();",
 }
 
@@ -103,8 +107,8 @@ def launch(kernels: Kernels, name: str, order: str = "forward", grid: int = 2) -
     with kernels.memory() as memory:
         x = memory.add_input("x", np.arange(1, SIZE + 1, dtype=np.float32))
         y = memory.add_output("y", (SIZE,))
-        kernels.launch(name, grid=grid, block=BLOCK, params=struct.pack("<QQQq", x, y, 0, SIZE), memory=memory, shared_bytes=SHARED,
-                       order=order)
+        kernels.launch(name, grid=grid, block=BLOCK, params=struct.pack("<QQQq", x, y, 0, SIZE), memory=memory,
+                       shared_bytes=SHARED, order=order)
         return memory.read("y")
 
 

@@ -113,7 +113,8 @@ def test_every_function_is_called() -> None:
 
 @pytest.mark.parametrize("arithmetic", GROUPS)
 def test_nvcc_and_the_host_compile_those_of_warpgroups(arithmetic: str, store: Store, host_executor: HostExecutor) -> None:
-    text = GROUPS[arithmetic] + calls_of(arithmetic).replace("calls(", "__cluster_dims__(2, 1, 1) __launch_bounds__(256, 1) calls(")
+    bounds = "__cluster_dims__(2, 1, 1) __launch_bounds__(256, 1)"
+    text = GROUPS[arithmetic] + calls_of(arithmetic).replace("calls(", f"{bounds} calls(")
     binary = find_nvcc("sm_90a").compile(text, "sm_90a", store)
     assert "warning" not in (binary.cubin.parent / REPORT).read_text()
     host_executor.load(text, ("calls",))

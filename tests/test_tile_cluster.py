@@ -65,7 +65,8 @@ def test_a_grid_is_whole_clusters_of_any_gpu() -> None:
 @pytest.mark.parametrize(("rows", "hidden", "out", "dtype", "values"), [
     (1, 128, 512, BF16, {}), (100, 128, 512, "float16", {}), (192, 128, 512, BF16, {"prefetch": 2}), (1000, 128, 512, BF16, {}),
     (1050, 128, 512, BF16, {"stages": 2}), (700, 101, 301, BF16, {"prefetch": 0}), (640, 64, 512, BF16, {"stages": 5}),
-    (700, 128, 256, BF16, {"cluster": 1}), (700, 64, 200, "float16", {"cluster": 1, "stages": 4}), (700, 40, 130, BF16, {"stages": 6}),
+    (700, 128, 256, BF16, {"cluster": 1}), (700, 64, 200, "float16", {"cluster": 1, "stages": 4}),
+    (700, 40, 130, BF16, {"stages": 6}),
 ])
 def test_many_tiles_in_one_cluster(rows: int, hidden: int, out: int, dtype: str, values: dict[str, int | str],
                                    host_executor: HostExecutor) -> None:
