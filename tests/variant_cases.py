@@ -52,7 +52,7 @@ OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
                    {"split": "none", "halved": 8}]}
 """Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""
 
-NARROW = {"tile_wgmma": 101}
+NARROW = {"tile_wgmma": 101, "tile_cluster": 101}
 """Columns of x and of dy, as many as there can be where a variant takes no more than 128."""
 
 KEPT = ("reduction", "arithmetic", "split")
