@@ -87,7 +87,7 @@ def test_many_tiles_in_one_cluster(rows: int, hidden: int, out: int, dtype: str,
 
 @pytest.mark.parametrize(("out", "values"), [(512, {}), (256, {"cluster": 1})])
 def test_the_whole_validator_accepts_it(out: int, values: dict[str, int], host_executor: HostExecutor) -> None:
-    problem = Problem(300, 128, out, BF16)
+    problem = Problem(130, 128, out, BF16)
     program = compiled(host_executor, problem, config(**values))
     for run in (program.run, *program.variations.values()):
         verdict = Validator(problem).validate(run)
@@ -95,8 +95,7 @@ def test_the_whole_validator_accepts_it(out: int, values: dict[str, int], host_e
 
 
 @pytest.mark.parametrize(("hidden", "out", "values"), [
-    (128, 512, {}), (128, 512, {"stages": 2, "prefetch": 0}), (128, 256, {"stages": 4}), (128, 256, {"cluster": 1}),
-    (64, 512, {"stages": 4}), (64, 256, {"stages": 5}),
+    (128, 512, {}), (128, 256, {"stages": 4}), (128, 256, {"cluster": 1}), (64, 512, {"stages": 4}),
 ])
 def test_tiles_keep_to_their_registers(hidden: int, out: int, values: dict[str, int | str], store: Store) -> None:
     """No sum goes to memory, and the compiler neither ignores what warpgroups hand over nor makes products wait."""
