@@ -42,6 +42,7 @@ const char* Machine::run(const Work& work) {
     for (Walk walk = work_.order.walk(static_cast<uint64_t>(work_.grid) / blocks()); !walk.empty();) run_cluster(walk.next());
   }
   current = nullptr;
+  work_.shared.clear();
   return message_[0] == '\0' ? nullptr : message_;
 }
 
