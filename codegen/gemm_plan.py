@@ -50,7 +50,12 @@ def _sums_dy(problem: Problem, tiles: Tiles) -> bool:
 
 def finishes_rows(problem: Problem, params: Params) -> bool:
     """Whether gemm_finish turns dn into dx."""
-    return "dx" in problem.wants and params["finish"] == "second"
+    return "dx" in problem.wants and params["finish"] != "epilogue"
+
+
+def rounds_dn(params: Params) -> bool:
+    """Whether dn waits in dx as values of its 16-bit type: in gemm_wgmma alone."""
+    return params["finish"] == "rounded"
 
 
 def _sums(problem: Problem, params: Params) -> dict[str, int]:
@@ -77,7 +82,7 @@ def workspace(problem: Problem, params: Params, tiles: Tiles) -> tuple[Buffer, .
     if dn:
         if tiles.splits_first and prepared(problem, tiles)[1]:
             buffers.append(Buffer("w_planes", const(tiles.planes * tiles.out_pitch * tiles.hidden_pitch), plane))
-        if problem.dtype != "float32" and finishes_rows(problem, params):
+        if problem.dtype != "float32" and finishes_rows(problem, params) and not rounds_dn(params):
             buffers.append(Buffer("dn", ROWS * problem.hidden))
         if halved := _halved(params):
             buffers.append(Buffer("dn_rest", const(halved * tiles.block_m * problem.hidden)))

@@ -34,6 +34,14 @@ _SPLIT_AGAIN = 8
 _PAD = 16
 """Bytes between rows of dy that lie in shared memory as they are."""
 
+_WIDE = ("wide", "rounded")
+"""Values of `finish`: as second, but the ends of tiles move 16 bytes a thread, of 16-bit data alone. With rounded, dn is rounded
+to the data type while it waits in dx; the bound of every element has room for that (tuner/bounds.py)."""
+
+_HALVED = (0, 8, 24)
+"""Last rows of tiles of dn whose depth two blocks share: best those that all blocks take together at the end. At 8,1024,768,2304
+with tiles of 128x192 these are 8 rows, at 64,197,768,3072 with tiles of 128x256 19 of them."""
+
 _MANY_TILES = 8
 """Tiles of a block above which it matters little when its last one ends."""
 
@@ -127,8 +135,20 @@ def _something_to_split(problem: Problem, params: Params, limits: Limits) -> str
 
 
 def _wrong_halves(problem: Problem, params: Params, limits: Limits) -> str | None:
-    if params["halved"] and (params["split"] != "none" or params["finish"] != "second"):
+    if params["halved"] and (params["split"] != "none" or params["finish"] == "epilogue"):
         return "halves of the depth of dn are built for split=none and finish=second; take halved=0"
+    return None
+
+
+def _wrong_ends(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """What finish=wide and finish=rounded are built for: values of 16 bits alone."""
+    finish = params["finish"]
+    if finish not in _WIDE:
+        return None
+    if params["split"] != "none" or problem.param_dtype == "float32":
+        return f"finish={finish} moves 16-bit data and parameters as they are; take finish=second, or split=none for such"
+    if finish == "rounded" and problem.dtype != "bfloat16":
+        return "dn may be larger than float16 holds; take finish=wide"
     return None
 
 
@@ -187,8 +207,10 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return "without dx there is nothing to finish; finish=second does the same"
     if (block_m > 64 and block_m >= 2 * max(problem.rows, problem.out)) or (block_n > 64 and block_n >= 2 * problem.hidden):
         return f"tile={params['tile']} is mostly padding; take a smaller one"
-    if params["halved"] and _tiles_of_block(problem, params) > _MANY_TILES:
-        return "the last of so many tiles are little of all; take halved=0"
+    if reason := _wasteful_ends(problem, params):
+        return reason
+    if params["halved"] and (reason := _wasteful_halves(problem, params)):
+        return reason
     if groups == 1 and block_m > 64 and params["promote"]:
         return "one warpgroup has nothing to multiply while it promotes; take groups=2"
     if params["split"] != "first" and (reason := _wasteful_copies(problem, params)):
@@ -205,13 +227,39 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
 def _needs_no_split(problem: Problem, params: Params) -> bool:
     """Whether split=none does the same with less. Measured on an H200 with bfloat16 data: at 8,1024,768,2304 136 against 155 us,
     at 16,512,1024,4096 259 against 288, at 1,262144,128,512 270 against 290."""
-    possible = params["finish"] == "second" or _holds_rows(params, "none")
+    possible = params["finish"] != "epilogue" or _holds_rows(params, "none")
     return problem.dtype != "float32" and _copied_16_bytes(problem) and any(gemm_plan.needs(problem)[:2]) and possible
 
 
 def _copied_16_bytes(problem: Problem) -> bool:
     """Whether rows of dy begin 16 bytes apart, or a multiple of that."""
     return problem.out * ITEMSIZE[problem.dtype] % _PAD == 0
+
+
+def _wasteful_halves(problem: Problem, params: Params) -> str | None:
+    if _tiles_of_block(problem, params) > _MANY_TILES:
+        return "the last of so many tiles are little of all; take halved=0"
+    if number(params, "halved") > 8 and params["finish"] not in _WIDE:
+        return "so many halves pay where the ends of tiles are short; take halved=8"
+    fewer = [value for value in _HALVED if 0 < value < number(params, "halved")]
+    if fewer and 2 * fewer[-1] * _tiles(problem, params).tiles_h >= gemm_plan.MOST_BLOCKS:
+        return f"halves of {fewer[-1]} rows of tiles are enough for all blocks; take halved={fewer[-1]}"
+    return None
+
+
+def _wasteful_ends(problem: Problem, params: Params) -> str | None:
+    """Of finish=wide and finish=rounded."""
+    finish = params["finish"]
+    if finish not in _WIDE:
+        return None
+    if problem.hidden * ITEMSIZE[problem.dtype] % _PAD:
+        return f"rows of {problem.hidden} values of w cannot be moved {_PAD} bytes at a time; finish=second does the same"
+    dn, g, _ = gemm_plan.needs(problem)
+    if finish == "rounded" and not dn:
+        return "without dx there is no dn to round; finish=wide does the same"
+    if finish == "wide" and dn and problem.dtype == "bfloat16":
+        return "dn would be written to memory in 32 bits, where finish=rounded takes 16"
+    return None if dn or g else "nothing is multiplied; finish=second does the same"
 
 
 def _tiles_of_block(problem: Problem, params: Params) -> float:
@@ -247,8 +295,9 @@ VARIANT = Variant(
     choices={"arithmetic": ("fp16x3", "bf16x6", "bf16x3", "fp16", "bf16"), "split": ("first", "fragments", "none"),
              "tile": ("128x128", "128x192", "256x128", "128x256", "128x64", "64x128", "64x64"), "groups": (2, 1),
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
-             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS, "finish": ("second", "epilogue"),
-             "group": (8, 4), "halved": (0, 8)},
+             "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS,
+             "finish": ("second", "epilogue", "wide", "rounded"),
+             "group": (8, 4), "halved": _HALVED},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
               "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0},
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
@@ -258,7 +307,7 @@ VARIANT = Variant(
              Clash(("arithmetic", "promote"), gemm_mma.unscaled),
              Clash(("split", "promote"), _something_to_split),
              Clash(("split", "depth", "promote"), _wrong_fragments),
-             Clash(("split", "tile", "groups", "finish"), _wrong_finish),
+             Clash(("split", "tile", "groups", "finish"), _wrong_finish), Clash(("split", "finish"), _wrong_ends),
              Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),
              Clash(("split", "finish", "halved"), _wrong_halves),
              Clash(("reduction", "parts"), gemm_mma.mismatched),

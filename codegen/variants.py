@@ -14,6 +14,8 @@ from codegen import (
     tile_cluster,
     tile_mma,
     tile_wgmma,
+    weight_ahead,
+    weight_mma,
     weight_stream,
 )
 from codegen.problem import Problem
@@ -21,11 +23,12 @@ from codegen.variant import Params, Variant, number
 
 VARIANTS: Mapping[str, Variant] = {
     variant.name: variant for variant in (
-        row_thread.VARIANT, row_warp.VARIANT, row_shared.VARIANT, weight_stream.VARIANT, tile_mma.VARIANT,
-        gemm_mma.VARIANT, gemm_wgmma.VARIANT, tile_wgmma.VARIANT, tile_cluster.VARIANT)
+        row_thread.VARIANT, row_warp.VARIANT, row_shared.VARIANT, weight_stream.VARIANT, weight_ahead.VARIANT,
+        weight_mma.VARIANT, tile_mma.VARIANT, gemm_mma.VARIANT, gemm_wgmma.VARIANT, tile_wgmma.VARIANT,
+        tile_cluster.VARIANT)
 }
 
-UNTRIED: frozenset[str] = frozenset({"tile_cluster"})
+UNTRIED: frozenset[str] = frozenset({"weight_ahead", "weight_mma", "tile_cluster"})
 """Variants that have not run on a GPU yet. They are validated as all others are, but take part only where they are named."""
 
 

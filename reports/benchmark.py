@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from pathlib import Path
 
+from tuner.bench.measure import Spread
 from tuner.bench.results import Entry, Results, Row
 from tuner.bench.sheet import read_results
 from tuner.errors import InputError
@@ -35,18 +36,16 @@ def read_benchmark(path: Path) -> Results | None:
 
 
 def _is_sound(row: Row, parts: int) -> bool:
+    entries = (row.ours, *row.peers.values())
     floors = [row.floor.bytes_us, row.floor.launch_us, *(() if row.floor.matrix_us is None else (row.floor.matrix_us,))]
     texts = (row.config, row.reason)
-    return (all(map(_is_time, (*floors, *_medians(row)))) and all(isinstance(text, str | None) for text in texts)
-            and isinstance(row.case.name, str) and all(map(_has_errors, (row.ours, *row.peers.values())))
-            and isinstance(row.part, int) and 0 <= row.part < parts)
+    return (all(map(_is_time, floors)) and all(map(_is_spread, (spread for one in entries for spread in (one.warm, one.cold))))
+            and all(isinstance(text, str | None) for text in texts) and isinstance(row.case.name, str)
+            and all(map(_has_errors, entries)) and isinstance(row.part, int) and 0 <= row.part < parts)
 
 
-def _medians(row: Row) -> Iterator[float]:
-    for entry in (row.ours, *row.peers.values()):
-        for spread in (entry.warm, entry.cold):
-            if spread is not None:
-                yield spread.median
+def _is_spread(spread: Spread | None) -> bool:
+    return spread is None or (_is_time(spread.median) and isinstance(spread.noise, int | float) and 0 <= spread.noise < math.inf)
 
 
 def _has_errors(entry: Entry) -> bool:

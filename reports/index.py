@@ -13,8 +13,8 @@ from reports.benchmark import read_benchmark
 from reports.page import fill
 from reports.run import TRIALS, Say, read_run, silent
 from reports.svg import INK, MARKERS, SERIES, figure, label_row, legend
-from reports.words import plain
-from tuner.bench.results import Row
+from reports.words import LEVEL
+from tuner.bench.results import Row, Standing
 from tuner.bench.sheet import JSON as BENCH_JSON
 from tuner.errors import InputError
 from tuner.pages import PAGE
@@ -23,6 +23,9 @@ from tuner.records import write_text
 from tuner.wording import problem_text
 
 INDEX = "index.html"
+
+LOOKS: dict[Standing | None, str] = {"faster": "good", "level": "", "slower": "bad", None: ""}
+"""A class of style.css for each standing."""
 
 
 def build_index(root: Path, say: Say = silent) -> Path:
@@ -61,6 +64,7 @@ def index_page(root: Path, say: Say = silent) -> str:
         classes=_classes(rows), shapes=list(dict.fromkeys((row.case.name, str(row.case.shape)) for row in rows)),
         by_place={(row.case.name, str(row.case.shape), _class(row)): row for row in rows},
         peers=list(dict.fromkeys(name for row in rows for name in row.peers)), runs=runs, pages=pages, chart=chart,
+        look=LOOKS, level=sum(row.standing == "level" for row in against), means=LEVEL,
         problem=problem_text, missing=() if results is None else results.missing)
 
 
@@ -77,7 +81,7 @@ def _classes(rows: Sequence[Row]) -> list[tuple[str, str]]:
 def _ratios(rows: Sequence[Row]) -> str:
     """The best peer's time over ours: a line for each shape, a point for each class."""
     shapes = list(dict.fromkeys(row.case.name for row in rows))
-    words = "; ".join(f"{row.case.title}: {plain(row.ratio or 0.0)}" for row in rows)
+    words = "; ".join(f"{row.case.title}: {row.ratio:.2f}, {row.standing}" for row in rows)
     return figure("ratios", "Times as fast as the best peer, by shape and class", words, 0.9 + 0.36 * len(shapes),
                   partial(_draw, rows, shapes))
 
@@ -92,7 +96,7 @@ def _draw(rows: Sequence[Row], shapes: Sequence[str], axes: Axes, narrow: bool) 
     greatest = max(row.ratio or 0.0 for row in rows)
     axes.set_xlim(0, 1.12 * greatest)
     for at, name in enumerate(shapes):
-        label_row(axes, at, [(row.ratio or 0.0, plain(row.ratio or 0.0)) for row in rows if row.case.name == name], narrow)
+        label_row(axes, at, [(row.ratio or 0.0, f"{row.ratio:.2f}") for row in rows if row.case.name == name], narrow)
     axes.set_yticks(range(len(shapes)), shapes)
     axes.set_ylim(len(shapes) - 0.5, -0.8)
     axes.set_xlabel("times as fast as the best peer")

@@ -19,14 +19,15 @@ from reports.analysis import families, improvements, reasons
 from reports.importance import METHOD, importance
 from reports.roofline import ceilings, points, spent
 from reports.run import Run
-from reports.words import micro, plain
+from reports.words import micro, plain, without_place
 from reports.worth import is_ablation, worth
 from tuner.costmodel import TERMS
 from tuner.provenance import version
 from tuner.timing.regimes import deciding_first
 from tuner.wording import capitalised, problem_text, rows_text
 
-FORMATS = {"us": micro, "ratio": plain, "percent": "{:.0%}".format, "bound": "{:.3f}".format, "error": "{:.2e}".format}
+FORMATS = {"us": micro, "ratio": plain, "times": "{:.2f}".format, "percent": "{:.0%}".format, "bound": plain,
+           "error": "{:.2e}".format}
 """How kinds of numbers are written; others as `plain` writes them, and whole ones with all digits."""
 
 FASTER = 0.98
@@ -62,7 +63,8 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports", "."), undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters |= {"num": number, "capitalised": capitalised, "breakable": breakable, "short": short}
+    environment.filters |= {"num": number, "capitalised": capitalised, "breakable": breakable, "short": short,
+                            "without_place": without_place}
     environment.globals["share_width"] = share_width
     return environment
 

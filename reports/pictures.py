@@ -77,7 +77,7 @@ def ratios(rows: Sequence[Row], device: str) -> str:
         for mine in named.values():
             places.append(at + (len(mine) - 1) / 2)
             for row in mine:
-                _bar(axes, at, row.ratio or 0.0, SERIES[kinds.index(kind_of(row)) % len(SERIES)])
+                _bar(axes, at, row, SERIES[kinds.index(kind_of(row)) % len(SERIES)])
                 at += 1
             at += GAP
         axes.axvline(1, color=INK, linewidth=1.4, zorder=3)
@@ -93,10 +93,10 @@ def ratios(rows: Sequence[Row], device: str) -> str:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         axes.grid(axis="y", visible=False)
 
-    words = "; ".join(f"{row.case.title}: {row.ratio:.2f}" for row in shown)
+    words = "; ".join(f"{row.case.title}: {row.ratio:.2f}, {row.standing}" for row in shown)
     keys = [Patch(color=SERIES[number % len(SERIES)], label=kind) for number, kind in enumerate(kinds)]
     heading = Heading("The backward pass, times as fast as PyTorch",
-                      f"one {device}; 1× is the faster of autograd and torch.compile", words, keys)
+                      f"one {device}; 1× is the faster of autograd and torch.compile; bold: faster, red: slower", words, keys)
     return _picture("ratios", heading, BAR * (len(shown) + GAP * len(named)) + 0.35, 1, draw)
 
 
@@ -172,12 +172,12 @@ def _times(axes: Axes, title: str, group: Sequence[Row], looks: Mapping[str, dic
     axes.set_xlabel("rows")
 
 
-def _bar(axes: Axes, at: float, value: float, colour: str) -> None:
+def _bar(axes: Axes, at: float, row: Row, colour: str) -> None:
+    value = row.ratio or 0.0
     axes.barh(at, value, height=0.84, color=colour, zorder=2)
-    slower = value < 1
     end = value if value < 0.75 else max(value, 1.0)  # the line at 1 would cross the figure
     axes.annotate(f"{value:.2f}×", (end, at), (5, 0), textcoords="offset points", va="center", fontsize=8.5,
-                  color=BAD if slower else INK, fontweight="normal" if slower else "bold")
+                  color=BAD if row.standing == "slower" else INK, fontweight="bold" if row.standing == "faster" else "normal")
 
 
 def _picture(name: str, heading: Heading, height: float, panes: int, draw: Draw) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from codegen.dtypes import CLASS_ERRORS, OWN_CLASS
 from codegen.variants import UNTRIED, VARIANTS
 from reports.pictures import kind_of, over_rows, ratios
 from reports.run import BEST_CU
-from reports.words import plain
-from tuner.bench.results import Entry, Results, Row
+from reports.words import LEVEL, plain, without_place
+from tuner.bench.results import Entry, Results, Row, Standing
 from tuner.bench.sheet import JSON as BENCH_JSON
 from tuner.bench.sheet import read_results
 from tuner.errors import InputError
@@ -40,6 +41,9 @@ ROWS_COMMAND = ("python -m tuner bench --tune --tune-seconds 10 --samples 12 --s
 BEGIN = re.compile(r"<!-- published: (\w+)(?: (\S+))? -->\n")
 END = "<!-- end of published -->\n"
 NOTHING = "–"
+
+OTHERWISE: tuple[Standing, ...] = ("level", "slower")
+"""How ours may stand where it is not faster."""
 
 
 def write_pictures(root: Path) -> list[Path]:
@@ -106,15 +110,21 @@ def _of_kind(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def _headline(root: Path, folder: str, which: str) -> str:
     """How much faster than PyTorch, data type by data type, with the picture."""
     results = _results(root)
-    clauses = []
-    for kind, rows in _of_kind(results.rows).items():
-        found = sorted(row.ratio for row in rows if row.ratio is not None)
-        if found:
-            faster = sum(ratio > 1 for ratio in found)
-            clauses.append(f"in {kind} on {faster} of {len(found)} shapes ({found[0]:.2f} to {found[-1]:.2f} times as fast)")
+    clauses = [_standings(kind, rows) for kind, rows in _of_kind(results.rows).items()]
     sentence = (f"On one {results.parts[0].device} the kernels are faster than both PyTorch's autograd and torch.compile "
-                f"{', and '.join(clauses)}.")
+                f"{', and '.join(filter(None, clauses))}.")
     return f"![{sentence}]({folder}/{RATIOS_SVG})\n\n{sentence}"
+
+
+def _standings(kind: str, rows: Sequence[Row]) -> str:
+    """Of one data type: on how many shapes ours is faster, level and slower; empty where there is nothing beside it."""
+    found = sorted(row.ratio for row in rows if row.ratio is not None)
+    if not found:
+        return ""
+    counts = Counter(row.standing for row in rows)
+    others = " and ".join(f"{standing} on {counts[standing]}" for standing in OTHERWISE if counts[standing])
+    return (f"in {kind} on {counts['faster']} of {len(found)} shapes{f', {others}' if others else ''} "
+            f"({found[0]:.2f} to {found[-1]:.2f} times as fast)")
 
 
 def _setting(root: Path, folder: str, which: str) -> str:
@@ -138,7 +148,7 @@ def _tables(root: Path, folder: str, which: str) -> str:
         for row in rows:
             peers = [_warm(row.peers.get(name)) for name in ("eager", "compile", "gemms")]
             errors = [_error(row.ours), _error(row.peers.get("eager"))]
-            ratio = NOTHING if row.ratio is None else f"{row.ratio:.2f}"
+            ratio = NOTHING if row.ratio is None else f"{row.ratio:.2f}" + " (level)" * (row.standing == "level")
             winner = (row.config or "").partition(":")[0]
             lines.append("| " + " | ".join([
                 row.case.name, str(row.case.shape), _warm(row.ours), *peers, ratio, f"{row.share or 0:.0%}", *errors,
@@ -150,12 +160,14 @@ def _honest(root: Path, folder: str, which: str) -> str:
     """Where PyTorch, or its two products alone, are faster, how exact the kernels are, and what was not measured."""
     results = _results(root)
     rows = [row for group in _of_kind(results.rows).values() for row in group]
-    slower = _by_kind((kind_of(row), f"`{row.case.name}` ({row.ratio:.2f})") for row in rows if (row.ratio or 2) <= 1)
+    level, slower = (_by_kind((kind_of(row), f"`{row.case.name}` ({row.ratio:.2f})") for row in rows if row.standing == standing)
+                     for standing in OTHERWISE)
     behind = _by_kind((kind_of(row), f"`{row.case.name}`") for row in rows if _products_faster(row))
     exact = [row.ours.worst_error or 0.0 for row in rows if row.case.problem.accuracy == "fp32"]
     compared = [row for row in rows if "eager" in row.peers and row.peers["eager"].worst_error and row.ours.worst_error]
     better = sum((row.ours.worst_error or 0.0) <= (row.peers["eager"].worst_error or 0.0) for row in compared)
     lines = [f"* PyTorch is faster {slower}." if slower else "* PyTorch is faster at none of these shapes.",
+             *([f"* Level with PyTorch {level}: {LEVEL}."] if level else []),
              f"* Its two matrix products alone, which compute less, take less time {behind}." if behind else
              "* Its two matrix products alone, which compute less, take longer at every one of these shapes."]
     if exact:
@@ -175,8 +187,16 @@ def _over_rows(root: Path, folder: str, which: str) -> str:
     if results is None:
         return f"Not measured yet; this does it:\n\n    {command}"
     return (f"![Microseconds a call over the number of rows, beside PyTorch]({folder}/{ROWS_SVG})\n\n"
-            f"Each point is tuned for its own number of rows; measured on one {results.parts[0].device} by\n\n    "
-            + "\n    ".join(part.command for part in results.parts))
+            f"Each point is tuned for its own number of rows. {_slower_rows(results.rows)} Measured on one "
+            f"{results.parts[0].device} by\n\n    "
+            + "\n    ".join(without_place(part.command) for part in results.parts))
+
+
+def _slower_rows(rows: Sequence[Row]) -> str:
+    """At which numbers of rows PyTorch is faster."""
+    found = _by_kind((f"{kind_of(row)} with H = {row.case.shape.hidden}, O = {row.case.shape.out}",
+                      f"{row.case.shape.rows} rows ({row.ratio:.2f})") for row in rows if row.standing == "slower")
+    return f"PyTorch is faster {found}." if found else "PyTorch is faster at none of them."
 
 
 def _banner(root: Path, folder: str, which: str) -> str:

@@ -1,12 +1,17 @@
 """A nursery whose workers run nothing: each claims that what it is asked about is right and takes a made-up time.
 
+With $LNL_TEST_PAUSES, seconds by what is asked for, an answer takes that long.
+
 So a run with a thousand candidates takes seconds, and everything but the judging is that of a real one. Such a run is `python -m
 tests.quick_worker SHAPE TRIALS VARIANT,...`, which prints its resident memory, KiB, after 100 candidates and after all of them.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import time
 import zlib
 from contextlib import closing
 from dataclasses import asdict
@@ -34,22 +39,28 @@ from tuner.workers.worker import Materials, Open
 
 BETWEEN = 100
 
+PAUSES = "LNL_TEST_PAUSES"
+
 
 def serve(connection: Connection, place: Place, open_executor: Open, materials: Materials) -> None:
     """As tuner.workers.worker.serve."""
     limits = place.limits or target("sm_90")
     send(connection, {"device": asdict(Device("cuda", "NVIDIA Test", "test", limits, True, "measured", None))})
+    pauses = json.loads(os.environ.get(PAUSES, "{}"))
     while True:
         try:
             request = receive(connection)
         except EOFError:
             return
+        time.sleep(pauses.get(request["do"], 0.0))
         send(connection, answer(request))
 
 
 def answer(request: Message) -> Message:
     if "record" in request:
         return {"record": request["record"]}
+    if request["do"] == "prove":
+        return {"why_invalid": None}
     config = parse_config(request["config"])
     time_us = rugged(config)
     if request["do"] == "time":

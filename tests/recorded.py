@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 from codegen.config import Config
@@ -30,5 +31,5 @@ def made_up(times: Callable[[Config], float | None], variants: tuple[str, ...], 
         else Result(Status.OK, time_us=time_us) for config in chosen}
     origin = Origin(
         shape, problem.dtype, problem.param_dtype, problem.accuracy, problem.wants_key, False, 1e-5, 0, variants, "NVIDIA Test",
-        "nvcc 0", "", limits)
-    return Recorded(origin, len(valid), [], results)
+        "nvcc 0", {}, limits)
+    return Recorded(origin, Counter(config.variant for config in valid), [], results)

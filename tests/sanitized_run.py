@@ -1,8 +1,8 @@
-"""Runs one config of every variant and reduction on the GPU; started under compute-sanitizer by test_sanitizer.py.
+"""Runs one config of a variant for each of its reductions on the GPU; started under compute-sanitizer by test_sanitizer.py.
 
 Each tensor has an allocation of its own, of which only inputs are set, so that initcheck sees whatever was never written.
 
-    python -m tests.sanitized_run [odd]     with "odd", every config runs at the shape whose rows of the workspace end in padding
+    python -m tests.sanitized_run VARIANT [odd]     with "odd", all at the shape whose rows of the workspace end in padding
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ODD = Shape(1, 33, 37, 7)
 SHAPES = (Shape(1, 70, 20, 12), ODD, Shape(1, 300, 64, 64))
 
 
-def main(shapes: tuple[Shape, ...]) -> None:
+def main(variant: str, shapes: tuple[Shape, ...]) -> None:
     from tuner.executors.cuda import CudaExecutor  # only where a GPU is
     from tuner.executors.cuda_apart import ApartMemory
 
@@ -35,7 +35,7 @@ def main(shapes: tuple[Shape, ...]) -> None:
         return executor.compile(render(Problem.of(shape, accuracy=accuracy_of(chosen)), chosen))
 
     # One shape each, in turn: the tools make a kernel a hundred times slower.
-    cases = [(shapes[number % len(shapes)], config) for number, config in enumerate(EVERY)]
+    cases = [(shapes[number % len(shapes)], config) for number, config in enumerate(EVERY) if config.variant == variant]
     runs = 0
     with ThreadPoolExecutor(workers()) as pool:
         for (shape, _), program in zip(cases, pool.map(compiled, cases), strict=True):
@@ -46,4 +46,4 @@ def main(shapes: tuple[Shape, ...]) -> None:
 
 
 if __name__ == "__main__":
-    main((ODD,) if sys.argv[1:] == ["odd"] else SHAPES)
+    main(sys.argv[1], (ODD,) if sys.argv[2:] == ["odd"] else SHAPES)

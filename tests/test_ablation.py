@@ -26,7 +26,6 @@ from tuner.executors import Executor
 from tuner.outcome import TuneResult
 from tuner.records import Status
 from tuner.request import Request
-from tuner.schedule import ABLATION_SHARE, Schedule
 from tuner.tuning import TuningRun
 
 SHAPE = Shape(4, 4, 8, 16)
@@ -167,15 +166,6 @@ def test_without_a_gpu_it_is_predicted_and_compiles_nothing_more(host_executor: 
             assert (one.status, one.us) == (record.status, record.time_us)
             assert one.ratios == ((one.us or 0) / result.winner.best_us,)
     assert {one.status for one in result.ablation} >= {Status.OK, Status.NOT_RUN}
-
-
-@pytest.mark.parametrize(("timeout", "ablation"), [(180.0, True), (180.0, False), (20.0, True)])
-def test_the_ablation_has_the_end_of_the_time(timeout: float, ablation: bool) -> None:
-    schedule = Schedule.of(timeout, True, ablation, 100.0)
-    assert schedule.begins < schedule.finds < schedule.closes <= schedule.stops == 100.0 + timeout
-    assert schedule.stops - schedule.closes == pytest.approx(ABLATION_SHARE * timeout if ablation else 0.0)
-    assert Schedule.of(timeout, False, ablation, 100.0).finds == 100.0 + timeout
-    assert not Schedule.of(None, True, ablation, 100.0).passed(1.0)
 
 
 # --- as JSON -------------------------------------------------------------------------------------------------------------------

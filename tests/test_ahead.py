@@ -21,7 +21,7 @@ from codegen.limits import target
 from codegen.problem import Problem, Shape
 from codegen.render import render
 from tests import planted_worker
-from tests.fake_gpu import rugged
+from tests.fake_gpu import rugged, stub_artifact
 from tests.planted_worker import SEEN
 from tuner import cli, retime_cli
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE
@@ -181,7 +181,7 @@ def tuned(folder: Path, workers: Workers, config: Config, shape: str = SHAPE) ->
 
 def test_winners_are_timed_in_turns_each_config_once_a_round(tmp_path: Path, gpu: Workers, capsys: pytest.CaptureFixture[str],
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.publish.write_artifact", planted_artifact)
+    monkeypatch.setattr("tuner.publish.write_artifact", stub_artifact)
     slow, fast = sorted(RANKED[:2], key=rugged, reverse=True)
     folders = [tuned(tmp_path / name, gpu, config) for name, config in (("a", slow), ("b", fast), ("c", slow))]
     capsys.readouterr()
@@ -196,14 +196,9 @@ def test_winners_are_timed_in_turns_each_config_once_a_round(tmp_path: Path, gpu
     assert order == [str(config) for turn in ((slow, fast), (fast, slow), (slow, fast)) for config in turn for _ in range(2)]
 
 
-def planted_artifact(cu: Path, header: Path, *_: object) -> None:
-    for path in (cu, header):
-        path.write_text("stub")
-
-
 def test_runs_of_different_problems_are_not_compared(tmp_path: Path, gpu: Workers, capsys: pytest.CaptureFixture[str],
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.publish.write_artifact", planted_artifact)
+    monkeypatch.setattr("tuner.publish.write_artifact", stub_artifact)
     first = tuned(tmp_path / "a", gpu, RANKED[0])
     second = tuned(tmp_path / "b", gpu, RANKED[0], "4,8,8,16")
     assert cli.main(["retime", str(first), str(second)]) == USAGE

@@ -10,6 +10,7 @@ from codegen.problem import Problem, Shape
 from tests.fake_bench import RatedGpu
 from tuner.bench.floors import Floor, Rates
 from tuner.bench.measure import BUDGET_SECONDS, LEAST_SAMPLES, Spread, effort
+from tuner.bench.results import Case, Entry, Row
 from tuner.bench.shapes import NAMED, parse_shapes
 from tuner.errors import InputError
 
@@ -81,6 +82,20 @@ def test_a_spread_covers_both_measurements_and_tells_them_apart() -> None:
     assert spread.iqr == pytest.approx(12.075 - 11.0)
     assert spread.noise == pytest.approx(0.1)
     assert Spread.of([5.0], [4.0]).noise == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("ours", "peer", "standing"), [
+    ((10.0, 0.0), (10.5, 0.0), "faster"), ((10.5, 0.0), (10.0, 0.0), "slower"), ((10.0, 0.0), (10.0, 0.0), "level"),
+    ((10.0, 0.02), (10.5, 0.02), "faster"), ((10.0, 0.03), (10.5, 0.03), "level"), ((10.5, 0.03), (10.0, 0.03), "level"),
+    ((10.5, 0.049), (10.0, 0.0), "slower"), ((10.5, 0.0), (10.0, 0.051), "level"), ((10.0, 0.3), None, None),
+    (None, (10.0, 0.3), None)])
+def test_times_no_further_apart_than_both_noises_are_level(
+        ours: tuple[float, float] | None, peer: tuple[float, float] | None, standing: str | None) -> None:
+    first, second = (Entry() if made is None else Entry(Spread(made[0], 1.0, 24, made[1])) for made in (ours, peer))
+    case = Case.of(parse_shapes(["seed"])[0], "float32", "fp32")
+    row = Row(case, Floor.of(case.problem, Rates(4.0, 0.5, None)), first, peers={"eager": second, "gemms": Entry(
+        Spread(1.0, 0.1, 24, 0.0))})
+    assert row.standing == standing
 
 
 def test_floors_are_bytes_operations_and_a_launch() -> None:

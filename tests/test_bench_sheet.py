@@ -12,6 +12,7 @@ import pytest
 from tests.fake_bench import FakeArena, FakePeer, RatedGpu
 from tests.test_bench import SMALL, bench, found
 from tuner.bench import cli as bench_cli
+from tuner.bench import join
 from tuner.bench.report import bench_json
 from tuner.bench.sheet import read_results
 from tuner.errors import DeviceLost
@@ -131,11 +132,11 @@ def test_without_resume_rows_are_replaced_but_not_before_there_is_one(bench: Run
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    ({"version": "abd"}, "the revision of the sources there: abd, now: abc"),
-    ({"device": "NVIDIA Other"}, "the GPU there: NVIDIA Other, now: NVIDIA Test"),
-    ({"seed": 3}, "--seed there: 3, now: 0"),
-    ({"peers": ["eager"]}, "--peers there: eager, now: eager,compile,gemms"),
-    ({"versions": {"driver": "1"}}, "the versions of the software there: driver 1, now: "),
+    ({"version": "abd"}, "the revision of the sources there: abd, here: abc"),
+    ({"device": "NVIDIA Other"}, "the GPU there: NVIDIA Other, here: NVIDIA Test"),
+    ({"seed": 3}, "--seed there: 3, here: 0"),
+    ({"peers": ["eager"]}, "--peers there: eager, here: eager,compile,gemms"),
+    ({"versions": {"driver": "1"}}, "the versions of the software there: driver 1, here: "),
 ])
 def test_what_cannot_be_compared_is_not_mixed(bench: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                               change: dict[str, Any], sentence: str) -> None:
@@ -214,3 +215,40 @@ def test_shapes_may_be_written_out(bench: Run, tmp_path: Path) -> None:
     assert bench("--shapes", "2,3,8,4;3,2,8,4", arena=FakeArena()) == 0
     rows: Sequence[dict[str, Any]] = found(tmp_path)[0]["rows"]
     assert [row["name"] for row in rows] == [line.split()[0] for line in SMALL.splitlines()] + ["2x3x8x4", "3x2x8x4"]
+
+
+def test_files_of_several_processes_become_one(bench: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(arena=FakeArena(), gpu=RatedGpu(times=lambda config: 10.0)) == 0
+    first = (tmp_path / "out/bench.json").rename(tmp_path / "first.json")
+    assert bench("--dtypes", "bfloat16", arena=FakeArena(), gpu=RatedGpu(times=lambda config: 20.0)) == 0
+    second = (tmp_path / "out/bench.json").rename(tmp_path / "second.json")
+    assert join.main([str(first), str(second), "--out", str(tmp_path / "out")]) == 0
+    values, page = found(tmp_path)
+    assert [(row["name"], row["dtype"], row["part"], row["ours"]["warm"]["median"]) for row in values["rows"]] == [
+        ("seed", "float32", 0, 10.0), ("other", "float32", 0, 10.0),
+        ("seed", "bfloat16", 1, 20.0), ("other", "bfloat16", 1, 20.0)]
+    assert values["parts"] == [json.loads(path.read_text())["parts"][0] for path in (first, second)]
+    assert page.count("    python -m tuner bench") == 2 and "## bfloat16, class bf16" in page
+    assert "4 rows" in capsys.readouterr().out
+
+
+def test_of_two_rows_of_one_case_the_later_files_stays(bench: Run, tmp_path: Path) -> None:
+    assert bench(arena=FakeArena(), gpu=RatedGpu(times=lambda config: 10.0)) == 0
+    first = (tmp_path / "out/bench.json").rename(tmp_path / "first.json")
+    cut_off(bench, tmp_path)
+    assert join.main([str(tmp_path / "out/bench.json"), str(first), "--out", str(tmp_path / "out")]) == 0
+    assert [row["part"] for row in found(tmp_path)[0]["rows"]] == [1, 1]
+
+
+def test_files_that_may_not_be_mixed_are_not_joined(bench: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut_off(bench, tmp_path)
+    path = tmp_path / "out" / "bench.json"
+    values = json.loads(path.read_text())
+    values["parts"][0]["device"] = "NVIDIA Other"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(values))
+    for files, sentence in (([path, other], "the GPU there: NVIDIA Test, here: NVIDIA Other"),
+                            ([path, tmp_path / "none.json"], "there is no "),
+                            ([path, tmp_path / "shapes"], "is no result of this")):
+        assert join.main([*map(str, files), "--out", str(tmp_path / "joined")]) == 2
+        assert sentence in capsys.readouterr().err and not (tmp_path / "joined").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -112,6 +113,10 @@ def test_the_console_shows_the_five_errors_and_the_paths(main_job: tuple[Path, s
         assert any(name in line.split() and "e-" in line for line in lines), name
     for name in default_names():
         assert any(name in line for line in lines)
+    config = parse_config(next(line for line in lines if line.startswith("winner: ")).removeprefix("winner: "))
+    parameters = " ".join(f"{name}={value}" for name, value in config.params)
+    assert any(config.variant in line and parameters in line for line in lines)
+    assert re.fullmatch(r"took \d+\.\d s", lines[-1])
 
 
 # --- exit codes and sentences ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_workers import running, wait_until
+from tests.processes import running, wait_until
 from tuner import compilers
 from tuner.errors import CompileError, ToolchainError
 from tuner.executors.host_toolchain import Compiler
@@ -45,6 +45,13 @@ def test_a_compiler_that_waits_for_ever_is_ended(tmp_path: Path, monkeypatch: py
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
     wait_until(lambda: not any(running(pid) for pid in pids), 10.0)
+
+
+def test_what_is_no_kernel_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilers, "LIMIT_S", 0.5)
+    path = script(tmp_path / "c++", "ulimit -S -t > limit; sleep 1")
+    Compiler((str(path),), "c++ 1.0").run([], tmp_path, "more than a kernel", 60)
+    assert int((tmp_path / "limit").read_text()) == 60 * compilers.CPU_LIMIT_S
 
 
 def test_a_compiler_that_is_not_there_cannot_be_started(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 from functools import cache
 from unittest import mock
@@ -17,7 +19,7 @@ from codegen.space import make_config, parse_config, valid_configs
 from codegen.variants import VARIANTS, default_names
 from tests import big_space
 from tuner.candidates import survey
-from tuner.costmodel import floor_us, plausible_us, predict, resident_blocks, tensor_bytes
+from tuner.costmodel import TERMS, _from_memory, floor_us, plausible_us, predict, resident_blocks, tensor_bytes
 from tuner.executors import Resources
 from tuner.guess import best_predicted, rank
 from tuner.work import KERNELS, Setting, Work, work
@@ -158,15 +160,26 @@ def test_what_is_not_believed_lies_below_what_l2_could_serve() -> None:
 
 def test_every_kernel_of_every_plan_has_an_entry_and_no_other() -> None:
     kernels: set[str] = set()
-    for at in (problem("32,16,64,64"), problem("1,2,64,64"), Problem(512, 64, 64, "bfloat16"), Problem(512, 64, 256, "bfloat16")):
+    shapes = ("32,16,64,64", "1,2,64,64", "1,64,512,512")
+    for at in (*map(problem, shapes), Problem(512, 64, 64, "bfloat16"), Problem(512, 64, 256, "bfloat16")):
         for name, variant in VARIANTS.items():
             plans = [variant.plan(at, config.as_dict()) for config in valid_configs(at, H200, [name])[::5]]
             kernels |= {launch.kernel for plan in plans for launch in plan.launches}
     assert kernels == KERNELS.keys()
 
 
+def test_unequal_tiles_are_spread_over_the_sms_of_the_gpu_in_question() -> None:
+    """Where every tile has an SM of its own the deepest counts, where an SM has many the average."""
+    seen: list[Setting] = []
+    cost = KERNELS["gemm_mma"]
+    with mock.patch.dict(KERNELS, {"gemm_mma": lambda setting: seen.append(setting) or cost(setting)}):  # type: ignore[arg-type]
+        predict(problem("8,256,256,256"), make_config("gemm_mma"), H200)
+    few, as_it_is, many = (work("gemm_mma", replace(seen[0], sms=sms)).chain for sms in (8, seen[0].sms, 4096))
+    assert seen[0].sms == H200.sms and few < as_it_is <= many
+
+
 def test_a_kernel_the_model_does_not_know_is_taken_for_a_plain_one() -> None:
-    few, many = (work("newcomer", Setting(problem(shape), {}, {"reduction": "atomic"}, 132, 256, 132, 1e5))
+    few, many = (work("newcomer", Setting(problem(shape), {}, {"reduction": "atomic"}, 132, 256, 132, 1e5, 132))
                  for shape in ("4,4,8,16", "4,400,80,160"))
     assert 0 < few.chain < many.chain and few.instructions < many.instructions and few.l2_bytes < many.l2_bytes
     assert few.atomics == 132 * (8 * 16 + 2 * 8 + 16) and few.meetings == 132
@@ -186,6 +199,27 @@ def test_bytes_follow_the_data_types() -> None:
     assert floor_us(narrow, H200) == pytest.approx(47.0, rel=0.01)
     config = make_config("row_warp", {"splits": 256})
     assert predict(narrow, config, H200).time_us < predict(wide, config, H200).time_us
+
+
+def test_each_launch_waits_for_the_memory_that_it_goes_through_itself() -> None:
+    """Two passes over a million rows: the second reads some partial sums, the first all of x and dy."""
+    at = problem("1,1048576,64,64")
+    first, second = predict(at, parse_config("row_shared:splits=128,reduction=two_pass"), H200).steps
+    assert (first.name, second.name) == ("row_shared", "sum_partials")
+    memory = TERMS.index("memory")
+    assert first.terms[memory] == pytest.approx(floor_us(at, H200), rel=0.05)
+    assert second.terms[memory] < 0.02 * first.terms[memory]
+
+
+def test_what_l2_keeps_between_calls() -> None:
+    """All of what has room; hardly anything of many times as much; and never less is missed where there is more."""
+    sizes = [share * H200.l2_bytes // 100 for share in range(90, 1000)]
+    missed = [_from_memory(size, H200.l2_bytes) for size in sizes]
+    assert all(lost == 0.0 for size, lost in zip(sizes, missed, strict=True) if size <= H200.l2_bytes)
+    assert all(0 <= more - less < H200.l2_bytes / 40 for less, more in itertools.pairwise(missed))
+    assert missed[-1] > 0.999 * sizes[-1]
+    twice = _from_memory(2 * H200.l2_bytes, H200.l2_bytes) / (2 * H200.l2_bytes)
+    assert 1 - twice == pytest.approx(math.exp(-2 * twice), rel=1e-6)
 
 
 def costs(**work: float) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from reports import cli as reports
 from tuner import cli as tuner
-from tuner.bench import profile
+from tuner.bench import clocks, join, profile, promotion
 from tuner.records import Status
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,7 +22,7 @@ Main = Callable[[Sequence[str]], int]
 COMMANDS: dict[str, list[tuple[Main, list[str]]]] = {
     "python -m tuner": [(tuner.main, [])],
     "python -m tuner verify": [(tuner.main, ["verify"])],
-    "python -m tuner bench": [(tuner.main, ["bench"])],
+    "python -m tuner bench": [(tuner.main, ["bench"]), (join.main, []), (clocks.main, []), (promotion.main, [])],
     "python -m tuner.bench.profile": [(profile.main, [])],
     "python -m tuner wisdom": [(tuner.main, ["wisdom", name]) for name in ("list", "import", "export", "forget")],
     "python -m reports": [(reports.main, list(words)) for words in ((), ("index",), ("pictures",))],

@@ -9,7 +9,6 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,7 +70,7 @@ def test_a_kernel_that_is_right_only_where_the_search_looks_loses_to_the_next() 
     found = statuses(result)
     assert found[VALID[0]] is found[VALID[1]] is Status.WRONG
     assert sum("on other data than that of the search" in clause for clause in result.said) == 2
-    new = set(result.winner.rows) - SEEN
+    new = set(result.winner.gate_rows) - SEEN
     assert len(new) >= 2 and any(str(rows) in result.checks[0].said for rows in new)
 
 
@@ -214,7 +213,7 @@ def test_on_the_cpu_an_audit_varies_the_order_of_blocks_and_threads(host_executo
 # --- its time ----------------------------------------------------------------------------------------------------------------
 
 
-def test_once_time_is_up_the_next_wins_unexamined_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_time_is_up_the_next_wins_unexamined_and_that_is_said() -> None:
     """Of many that fail each takes its time; all of them would take longer than the run may."""
     skipped = 0.0
 
@@ -224,8 +223,11 @@ def test_once_time_is_up_the_next_wins_unexamined_and_that_is_said(monkeypatch: 
             skipped += 6.0  # seconds, of 15 that the gate has
         return right_at(SEEN)(inputs, wants)
 
-    monkeypatch.setattr("tuner.tuning.time", SimpleNamespace(monotonic=lambda: time.monotonic() + skipped))
-    result = tuned(FakeGpu(by_place, dict.fromkeys(VALID, run)), timeout=60.0, deterministic=True)
+    tuning = TuningRun(Request(SHAPE, variants=(VARIANT,), timeout=60.0, deterministic=True),
+                       FakeGpu(by_place, dict.fromkeys(VALID, run)))
+    tuning.schedule = replace(tuning.schedule, clock=lambda: time.monotonic() + skipped)
+    tuning.execute()
+    result = tuning.result()
     rejected = [record for record in result.records if record.status is Status.WRONG]
     assert 2 <= len(rejected) < 12
     assert result.winner is not None and result.winner.config == VALID[len(rejected)]

@@ -130,6 +130,10 @@ LAWS = [
         "*reinterpret_cast<float2*>(p.y + (threadIdx.x + 7) / 8 * 2) = make_float2(1.0f, 2.0f);",
         "block 0, thread 0: line 1: uses element 7 of y as 'struct float2', which must be at a multiple of 8 bytes",
         layout="begin"),
+    Law("misaligned_streaming_store",
+        "const unsigned words[4] = {1, 2, 3, 4};\nstore_streaming(p.y + 6, words);",
+        "const unsigned words[4] = {1, 2, 3, 4};\nstore_streaming(p.y + 8, words);",
+        "block 0, thread 0: line 2: stores 16 bytes at element 6 of y, which is at no multiple of them", layout="begin"),
     # Asynchronous copies
     Law("copy_left_behind", "copy_async<1>(dynamic_shared() + threadIdx.x, p.x);",
         "copy_async<1>(dynamic_shared() + threadIdx.x, p.x);\nwait_for_copies();",

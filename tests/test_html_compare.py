@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 
 from reports import cli
 from reports.index import INDEX, index_page
+from reports.run import read_run
 from tests.html_page import Page
 from tests.report_cases import PUBLISHED, ROOT, SEED, published_records, written
+from tuner.bench.sheet import read_results
 from tuner.records import Record, RunInfo, Status
 
 
@@ -128,6 +131,11 @@ def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, 
         assert shown == [[peer["median"]] if peer else [] for peer in peers]
         assert row[8].value == pytest.approx(values["ratio"], rel=1e-12)
         assert row[11].value == max(values["ours"]["errors"].values())
+    results = read_results(root / "bench.json")
+    assert results is not None
+    standings = Counter(row.standing for row in results.rows)
+    assert f"faster than PyTorch in {standings['faster']} of {len(rows)} cases, level in {standings['level']}" in page.text
+    assert page.source.count('<b class="bad">') == standings["slower"]
     cells = {(row[0].text, at): cell for row in page.tables["matrix"] for at, cell in enumerate(row[2:])}
     kinds = list(dict.fromkeys((values["dtype"], values["accuracy"]) for values in rows))
     shown = {(values["name"], kinds.index((values["dtype"], values["accuracy"]))): values for values in rows}
@@ -144,8 +152,11 @@ def test_the_index_has_every_row_of_the_benchmark_and_every_run(tmp_path: Path, 
                    for (x, _), ratio in zip(points, mine, strict=True))
     finals = {json.loads(path.read_text())["winner"]["time"]["final_us"] for path in root.glob("*/best.json")}
     assert {row[1].value for row in page.tables["runs"]} == finals
-    assert f'<a href="{SEED}/report.html">' in page.source and page.source.count("report.html") == 1
-    assert page.source.count('report.md">') == 1
+    assert f'<a href="{SEED}/report.html">' in page.source
+    folders = [path.parent for path in root.glob("*/trials.jsonl")]
+    with_page = [folder for folder in folders if (folder / "report.html").exists()]
+    assert page.source.count("report.html") == len(with_page) < len(folders)
+    assert page.source.count('report.md">') == len(folders) - len(with_page)
 
 
 def test_the_index_names_what_the_benchmark_did_not_come_to(tmp_path: Path) -> None:
@@ -171,6 +182,16 @@ def test_the_published_index_is_that_of_the_published_results(tmp_path: Path) ->
     assert _but_for_drawings(built) == _but_for_drawings(committed)
     assert len(committed.encode()) < 1_000_000
     assert not re.search(r"h200/|/tmp/|lnl-tuner \w", committed.replace("--out reports/h200", ""))
+
+
+def test_published_pages_of_runs_are_small_and_stand_alone() -> None:
+    """Where a run is published with its page, that is of its own records."""
+    for path in PUBLISHED.glob("*/report.html"):
+        text, run = path.read_text(encoding="utf-8"), read_run(path.parent)
+        page = Page(text)
+        assert len(text.encode()) < 5_000_000 and page.faults == [] and page.loads == [] and page.scripts == 0
+        assert len(page.tables["candidates"]) == len(run.tried)
+        assert run.winner is not None and str(run.winner.config) in page.text
 
 
 def _but_for_drawings(page: str) -> str:

@@ -145,6 +145,15 @@ def test_a_time_that_is_none_is_seen(place: str, odd: object, tmp_path: Path) ->
         index_page(tmp_path)
 
 
+@pytest.mark.parametrize("odd", [-0.1, math.nan, math.inf, "0.1", None], ids=str)
+def test_a_noise_that_is_none_is_seen(odd: object, tmp_path: Path) -> None:
+    values = json.loads((PUBLISHED / "bench.json").read_text())
+    values["rows"][3]["ours"]["warm"]["noise"] = odd
+    (tmp_path / "bench.json").write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"bench\.json has a row with a figure"):
+        index_page(tmp_path)
+
+
 def test_a_benchmark_without_rows_is_none(tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text(json.dumps({**json.loads((PUBLISHED / "bench.json").read_text()), "rows": []}))
     with pytest.raises(InputError, match=r"bench\.json has no row; move it away"):

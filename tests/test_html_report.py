@@ -24,7 +24,7 @@ from reports.charts import look_of
 from reports.page import run_page
 from reports.run import read_run
 from reports.svg import SERIES
-from reports.words import plain
+from reports.words import plain, without_place
 from tests.browser import look, print_out
 from tests.eyes import EYES, linear, oklab
 from tests.fake_gpu import FakeGpu, failing_launch, stub_artifact
@@ -364,10 +364,16 @@ def test_files_of_another_run_are_not_taken_for_this_one(tmp_path: Path, publish
     assert run.winner.best_us == min(record.best_us for record in slow)
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1.2e-5, "1.2e-05"), (0.0512, "0.0512"), (0.51, "0.51"), (1.957, "1.96"),
-                                             (25.47, "25.5"), (13073.4, "13,073"), (9999.6, "10000"), (math.inf, "inf")])
+@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1.2e-5, "1.20e-05"), (0.0512, "0.0512"), (0.51, "0.510"),
+                                             (1.957, "1.96"), (9.996, "10.0"), (25.47, "25.5"), (13073.4, "13,073"),
+                                             (9999.6, "10,000"), (math.inf, "inf")])
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert plain(value) == text
+
+
+@pytest.mark.parametrize("command", ["bench --tune --out /a/b --shapes gpt2", "bench --tune --shapes gpt2 --out=/a/b"])
+def test_a_command_is_shown_without_where_its_files_went(command: str) -> None:
+    assert without_place(command) == "bench --tune --shapes gpt2"
 
 
 def test_configs_may_break_behind_each_parameter(published: Published) -> None:

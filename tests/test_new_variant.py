@@ -15,7 +15,7 @@ from codegen import variants
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "tests/new_variant"
-ENTRY = ("import gemm_mma,", "import one_warp, gemm_mma,"), ("row_thread.VARIANT,", "row_thread.VARIANT, one_warp.VARIANT,")
+ENTRY = ("    gemm_mma,\n", "    gemm_mma,\n    one_warp,\n"), ("row_thread.VARIANT,", "row_thread.VARIANT, one_warp.VARIANT,")
 
 
 @pytest.fixture(scope="module")

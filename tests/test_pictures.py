@@ -15,7 +15,7 @@ import pytest
 from codegen.problem import Shape
 from reports import cli
 from reports.pictures import over_rows, ratios
-from reports.words import us
+from reports.words import us, without_place
 from tests.report_cases import PUBLISHED, ROOT
 from tuner.bench.results import Case, Entry, Results, Row
 from tuner.bench.shapes import NamedShape
@@ -58,7 +58,7 @@ def test_every_ratio_is_a_bar_a_figure_and_in_the_description(rows: tuple[Row, .
     picture = ratios(rows, "NVIDIA Test")
     shown, said = texts(picture), description(picture)
     for row in rows:
-        assert f"{row.ratio:.2f}×" in shown and f"{row.case.title}: {row.ratio:.2f}" in said
+        assert f"{row.ratio:.2f}×" in shown and f"{row.case.title}: {row.ratio:.2f}, {row.standing}" in said
         assert f"{row.case.name}\xa0 {row.case.shape}" in shown
     assert {"float32", "bfloat16"} <= set(shown) and any("one NVIDIA Test" in text for text in shown)
     filled = Counter(re.findall(r'<g id="patch_\d+">\s*<path[^>]*style="fill: (#[0-9a-f]{6})', picture))
@@ -69,12 +69,13 @@ def test_every_ratio_is_a_bar_a_figure_and_in_the_description(rows: tuple[Row, .
 def test_what_is_slower_than_pytorch_is_marked(rows: tuple[Row, ...]) -> None:
     assert rows[0].ours.warm is not None
     warm = replace(rows[0].ours.warm, median=2 * (rows[0].ratio or 0.0) * rows[0].ours.warm.median)
-    slower = replace(rows[0], ours=replace(rows[0].ours, warm=warm))
+    slower, level = (replace(rows[0], ours=replace(rows[0].ours, warm=replace(warm, noise=noise))) for noise in (0.0, 1.0))
+    assert (slower.standing, level.standing) == ("slower", "level")
     bad = re.findall(r"--bad: (#[0-9a-f]{6})", (ROOT / "reports/style.css").read_text())[0]
-    faster = [row for row in rows if (row.ratio or 0) >= 1]
+    faster = [row for row in rows if row.standing == "faster"]
     marked = [re.findall(rf'<text style="[^"]*fill: {bad}[^"]*"[^>]*>([^<]+)<', ratios(some, "NVIDIA Test"))
-              for some in (faster, [slower, *faster])]
-    assert marked == [[], ["0.50×"]]
+              for some in (faster, [slower, *faster], [level, *faster])]
+    assert marked == [[], ["0.50×"], []]
 
 
 def test_rows_without_a_peer_are_left_out(rows: tuple[Row, ...]) -> None:
@@ -131,7 +132,9 @@ def test_row_counts_beside_the_benchmark_are_drawn_too(tmp_path: Path, rows: tup
     text = tmp_path / "text.md"
     text.write_text("<!-- published: rows -->\n<!-- end of published -->\n")
     assert cli.main(["pictures", "--root", str(tmp_path), "--into", str(text)]) == 0
-    assert "](./rows.svg)" in text.read_text() and results.parts[0].command in text.read_text()
+    said = text.read_text()
+    assert "](./rows.svg)" in said and without_place(results.parts[0].command) in said and "--out" not in said
+    assert "PyTorch is faster at none of them." in said
     assert "768" in (tmp_path / "rows.svg").read_text()
 
 

@@ -12,7 +12,7 @@ from tuner.executors.host import HostExecutor
 from tuner.store import Store
 from tuner.toolchain import REPORT, find_nvcc
 
-PTX = render_template("_ptx.cu.j2", async_copies=True, matrix_products=True, short_types=["bfloat16", "float16"])
+PTX = render_template("_ptx.cu.j2", async_copies=True, streaming=True, matrix_products=True, short_types=["bfloat16", "float16"])
 GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, a_in_registers=True, elects=True,
                                       clusters=True, columns=[24, 16], arithmetic=arithmetic)
           for arithmetic in ("fp16x3", "bf16")}
@@ -48,6 +48,7 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
   mma_bf16(d, a, b);
   mma_tf32(d, a, b);
   y[0] = d[0] + d[1] + d[2] + d[3];
+  store_streaming(y, r);
   const unsigned pair = pack_f16(x[0], x[1]) + pack_bf16(x[2], x[3]);
   y[1] = low_f16(pair) + high_f16(pair) + low_bf16(pair) + high_bf16(pair);
   y[2] = f16_to_float(float_to_f16(x[4])) + bf16_to_float(float_to_bf16(x[5])) + __uint_as_float(round_tf32(x[6]));

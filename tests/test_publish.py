@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from codegen.config import Config
-from codegen.limits import target
+from codegen.limits import Limits, target
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.space import parse_config
 from tests.test_records import INFO, MEASURED
@@ -90,6 +91,47 @@ def test_a_broken_best_json_is_replaced(tmp_path: Path, text: str) -> None:
     published = folder.finish(result(2.0), interrupted=False, choose=lambda problem: best_predicted(problem, H200))
     assert published.kept is None and tmp_path / "best.json" in published.written
     assert (tmp_path / "best.json").read_text() != text
+
+
+def test_the_page_is_left_out_where_there_is_no_time_for_it_and_that_is_said(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(folder: Path) -> tuple[Path, None]:
+        write_text(folder / "report.html", "page")
+        return folder / "report.html", None
+
+    monkeypatch.setattr(publish, "write_page", draw)
+    monkeypatch.delenv("LNL_HTML", raising=False)
+    stages: list[str] = []
+    for time_left in (True, False):
+        with Folder(tmp_path, INFO) as folder:
+            published = folder.finish(result(2.0), interrupted=False, choose=lambda problem: best_predicted(problem, H200),
+                                      on_stage=stages.append, has_time_for_page=partial(bool, time_left))
+        report = (tmp_path / "report.md").read_text()
+        assert (tmp_path / "report.html").exists() == (tmp_path / "report.html" in published.written) == time_left
+        assert (published.no_page is None) == time_left == ("was left out" not in report)
+    assert published.no_page is not None and published.no_page in report
+    assert f"python -m reports {tmp_path}" in published.no_page
+    writing = "choosing the configs of best.cu"
+    assert stages == [writing, "drawing report.html", writing]
+    monkeypatch.setenv("LNL_HTML", "off")  # nobody misses what nobody wants
+    with Folder(tmp_path, INFO) as folder:
+        assert folder.finish(result(2.0), False, lambda problem: best_predicted(problem, H200),
+                             has_time_for_page=partial(bool, False)).no_page is None
+
+
+def test_row_counts_without_a_fit_config_are_said_in_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unfit(at: Problem, config: Config, limits: Limits) -> str | None:
+        return "its sums are too long" if at.rows >= 1 << 24 else None
+
+    with Folder(tmp_path / "fit", INFO) as folder:
+        folder.finish(result(2.0), interrupted=False, choose=lambda problem: best_predicted(problem, H200))
+    monkeypatch.setattr(artifact, "why_unfit", unfit)
+    with Folder(tmp_path / "unfit", INFO) as folder:
+        folder.finish(result(2.0), interrupted=False, choose=lambda problem: best_predicted(problem, H200))
+    for name in ("best.cu", "best.json", "report.md"):
+        for kind in ("fit", "unfit"):
+            text = " ".join((tmp_path / kind / name).read_text().replace("\n//", " ").split())
+            assert ("do not call it with 16777216 rows" in text and "its sums are too long" in text) == (kind == "unfit")
 
 
 def test_a_kill_at_any_moment_leaves_no_best_json_of_another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from codegen.problem import Problem, Shape
 from reports.readme import BEGIN, END, PARTS, RATIOS_SVG, ROWS, ROWS_COMMAND, ROWS_SVG, rewritten, write_pictures
+from reports.words import LEVEL
 from tests.artifact_cases import SINGLE_BLOCK, one
 from tests.host_artifact import CUDART, FLAGS
 from tests.test_artifact_on_gpu import Gpu
@@ -72,6 +73,7 @@ def test_what_is_slower_and_what_is_missing_is_said(tmp_path: Path) -> None:
     fast, slow = ([row for row in values["rows"] if row["dtype"] == dtype][:3] for dtype in ("float32", "bfloat16"))
     for row in (*fast, *slow):
         row["ours"]["warm"]["median"] = row["peers"][row["best_peer"]]["warm"]["median"] * (0.5 if row in fast else 1.25)
+    slow[2]["ours"]["warm"]["noise"] = 0.3
     fast[1]["ours"]["warm"] = None
     values["rows"] = [*fast, *slow]
     for part in values["parts"]:
@@ -81,9 +83,10 @@ def test_what_is_slower_and_what_is_missing_is_said(tmp_path: Path) -> None:
     text = "".join(f"<!-- published: {name} -->\n{END}" for name in ("headline", "honest"))
     said = rewritten(text, tmp_path, "folder")
     assert "in float32 on 2 of 2 shapes (2.00 to 2.00 times as fast)" in said
-    assert "in bfloat16 on 0 of 3 shapes (0.80 to 0.80 times as fast)" in said
+    assert "in bfloat16 on 0 of 3 shapes, level on 1 and slower on 2 (0.80 to 0.80 times as fast)" in said
     first, second, third = (f"`{row['name']}` (0.80)" for row in slow)
-    assert f"PyTorch is faster in bfloat16 at {first}, {second} and {third}." in said
+    assert f"PyTorch is faster in bfloat16 at {first} and {second}." in said
+    assert f"Level with PyTorch in bfloat16 at {third}: {LEVEL}." in said
     missing = f"in float32 at `{fast[1]['name']}` and `other`, and in float32, class tf32 at `other`"
     assert f"Nothing is known {missing}: the run did not come to it, or found no kernel." in said
 

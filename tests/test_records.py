@@ -19,6 +19,7 @@ from tuner.known import read_best
 from tuner.records import SCHEMA, Journal, Record, RunInfo, Status, write_text
 from tuner.timing.stats import Summary
 from tuner.validate import GradientError
+from tuner.wording import rows_text
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
 
@@ -39,6 +40,17 @@ BROKEN = Record(make_config("row_shared"), Status.WRONG, "dx[0,0]: nan", errors=
 def test_a_record_survives_json(record: Record) -> None:
     text = json.dumps(record.as_json(), allow_nan=False)
     assert Record.from_json(json.loads(text)) == record
+
+
+def test_where_the_gate_validated_is_kept_apart_and_older_files_do_not_say() -> None:
+    record = replace(MEASURED, gate_rows=(13, 33))
+    values = json.loads(json.dumps(record.as_json()))
+    assert Record.from_json(values) == record
+    assert rows_text(record) == "at 1, 16 and 61 rows, and by the gate, on other data, at 13 and 33"
+    del values["gate_rows"]
+    assert Record.from_json(values) == MEASURED and rows_text(MEASURED) == "at 1, 16 and 61 rows"
+    with pytest.raises((TypeError, ValueError)):
+        Record.from_json({**values, "gate_rows": ["many"]})
 
 
 def test_a_record_says_whether_its_time_was_measured() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from codegen import space
 from codegen.config import Config
+from codegen.variants import VARIANTS
 from tests.fake_gpu import rugged
 from tests.recorded import made_up
 from tuner import cli
@@ -23,34 +25,45 @@ from tuner.replay.judge import Fault
 from tuner.replay.recorded import load
 from tuner.strategy import Listed
 
-VARIANTS = ("row_thread", "row_warp")
+SOME = ("row_thread", "row_warp")
 
 
 @cache
 def field() -> Field:
-    return Field(made_up(rugged, VARIANTS))
+    return Field(made_up(rugged, SOME))
 
 
 # --- the file ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_space_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = made_up(lambda config: None if config.variant == "row_thread" else rugged(config), VARIANTS)
+    written = made_up(lambda config: None if config.variant == "row_thread" else rugged(config), SOME)
     path = tmp_path / "space.json.xz"
     written.save(path)
     found = load(path)
-    assert found.origin == written.origin and found.valid == written.valid
+    assert found.origin == written.origin and found.sizes == written.sizes
     assert {config: (result.status, result.reason) for config, result in found.results.items()} == {
         config: (result.status, result.reason) for config, result in written.results.items()}
     assert found.times == pytest.approx(written.times, rel=1e-5)
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_space_says_how_much_of_it_is_recorded() -> None:
+    whole = field().recorded
+    assert whole.extent() == f"{whole.size} of {whole.size} valid configs"
+    some = made_up(rugged, SOME)
+    dropped = [config for config in some.results if config.variant == "row_warp"][3:]
+    for config in dropped:
+        del some.results[config]
+    left, of = some.size - len(dropped), some.sizes["row_warp"]
+    assert some.extent() == f"{left} of {some.size} valid configs (3 of {of} of row_warp)"
+
+
 def test_a_space_of_variants_that_are_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "space.json.xz"
-    made_up(rugged, VARIANTS).save(path)
-    monkeypatch.delitem(compare.load.__globals__["parse_config"].__globals__["VARIANTS"], "row_thread")
+    made_up(rugged, SOME).save(path)
+    monkeypatch.setattr(space, "VARIANTS", {name: VARIANTS[name] for name in VARIANTS if name != "row_thread"})
     assert cli.main(["--replay", str(path)]) == USAGE
     assert "record the space again" in capsys.readouterr().err
 
@@ -111,7 +124,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "20 tried" in said[0]
     assert cli.main(["--replay", str(path), "--trials", "0"]) == USAGE
     assert cli.main(["--replay", str(tmp_path / "none")]) == USAGE
-    made_up(lambda config: None, VARIANTS).save(path)
+    made_up(lambda config: None, SOME).save(path)
     assert cli.main(["--replay", str(path), "--trials", "5"]) == FAILED
     assert "Traceback" not in capsys.readouterr().err
 
@@ -119,13 +132,20 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 # --- comparing ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["guided", "random", "predicted", "tpe"])
+@pytest.mark.parametrize("name", ["guided", "unaided", "random", "predicted", "tpe"])
 def test_every_search_tries_candidates_once_each(name: str) -> None:
     rival = rivals.rivals()[name]
     tried = rival(field(), 40, 2)
     assert len(tried) == len(set(tried)) == 40 and set(tried) <= set(field().candidates)
     assert rival(field(), 40, 2) == tried
-    assert set(rival(Field(made_up(rugged, VARIANTS, 30)), 40, 2)) == set(Field(made_up(rugged, VARIANTS, 30)).candidates)
+    assert set(rival(Field(made_up(rugged, SOME, 30)), 40, 2)) == set(Field(made_up(rugged, SOME, 30)).candidates)
+
+
+def test_an_unaided_search_tries_the_same_whatever_is_predicted() -> None:
+    other = Field(field().recorded)
+    other.__dict__["predicted"] = dict.fromkeys(reversed(field().candidates), 1.0)
+    assert rivals.unaided(other, 40, 2) == rivals.unaided(field(), 40, 2)
+    assert rivals.guided(other, 40, 2) != rivals.guided(field(), 40, 2)
 
 
 def test_every_config_has_a_row_of_its_own_in_the_table_for_kernel_tuner() -> None:
@@ -154,6 +174,7 @@ def test_a_comparison_is_written_for_readers_and_for_programs(tmp_path: Path, ca
     assert "| guided |" in text and "| random |" in text and "95 % interval" in text
     reached = content["reached"]["guided"]["space.json.xz"]
     assert np.shape(reached) == (2, 4) and all(row == sorted(row) for row in reached)
+    assert content["tried"]["random"]["space.json.xz"] == [len(field().candidates)] * 2
     assert content["ahead_of"]["random"]["low"] <= content["ahead_of"]["random"]["mean"]
     assert compare.main([str(path), "--rivals", "nobody", "--out", str(out)]) == USAGE
     assert compare.main([str(path), "--seeds", "0"]) == USAGE
@@ -200,6 +221,6 @@ def test_a_fit_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert fit.main([*map(str, paths), "--out", str(tmp_path)]) == OK
     said = (tmp_path / "costmodel.md").read_text()
     assert "fitted to others" in said and f"python -m tuner.replay.fit {paths[0]}" in said
-    made_up(lambda config: None, VARIANTS).save(paths[0])
+    made_up(lambda config: None, SOME).save(paths[0])
     assert fit.main([*map(str, paths), "--out", str(tmp_path)]) == USAGE
     assert "fewer than two times" in capsys.readouterr().err

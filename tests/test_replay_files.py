@@ -29,6 +29,7 @@ def saved() -> bytes:
         return path.read_bytes()
 
 
+SHIPPED = sorted((Path(__file__).parents[1] / "reports/h200/spaces").glob("*.json.xz"))
 SAVED = saved()
 CONTENT = json.loads(lzma.decompress(SAVED))
 
@@ -62,7 +63,8 @@ BROKEN = {
     "again": edited(at("columns", "again_us", 0)(-3.0)), "reason": edited(at("columns", "reason", 0)(99)),
     "from the end": edited(at("columns", "reason", 0)(-1)), "resources": edited(at("columns", "resources", 0)(1.0)),
     "status": edited(at("columns", "status", 0)("fine")), "config": edited(at("columns", "config", 0)(7)),
-    "short": edited(at("columns", "time_us")([1.0])), "valid": edited(at("valid")(1)),
+    "short": edited(at("columns", "time_us")([1.0])), "sizes": edited(at("sizes")(7)),
+    "few": edited(at("sizes", "row_warp")(1)), "no variant": edited(at("sizes")({})),
     "twice": edited(at("columns", "config", 0)(CONTENT["columns"]["config"][1])),
     "shape": edited(at("origin", "shape")("4,4,8")), "shape type": edited(at("origin", "shape")(4)),
     "dtype": edited(at("origin", "dtype")("float8")), "eps": edited(at("origin", "eps")("1e-5")),
@@ -70,6 +72,7 @@ BROKEN = {
     "clock": edited(at("origin", "limits", "clock_ghz")("fast")), "columns": edited(at("columns")([])),
     "registers": edited(at("resources")([[["row_warp", "many", 0, 0, 0]]])), "slices": edited(at("slices")([3])),
     "other": edited(at("origin", "more")(3)),
+    "sources": edited(at("origin", "sources")("0123")), "a digest": edited(at("origin", "sources")({"row_warp": 1})),
 }
 
 
@@ -80,6 +83,12 @@ def test_a_broken_file_is_one_sentence(name: str, tmp_path: Path, capsys: pytest
     assert cli.main(["--replay", str(path)]) == USAGE
     said = capsys.readouterr().err
     assert said.startswith("tuner: ") and said.count("\n") == 1 and "record" in said
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_the_spaces_of_the_repository_can_be_read(path: Path) -> None:
+    found = load(path)
+    assert len(found.times) > 500 and all(config.variant in found.origin.variants for config in found.results)
 
 
 def test_a_huge_file_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,17 @@ import lzma
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from codegen.config import Config
+from codegen.problem import Problem
+from codegen.render import Source, render
 from codegen.space import make_config
 from tests.fake_gpu import FakeBuilds, FakeGpu, failing_launch, lost_at, rugged
+from tests.recorded import made_up
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE
 from tuner.errors import ToolchainError
 from tuner.executors import Resources
@@ -35,11 +39,11 @@ def test_the_whole_space_is_recorded_and_its_fastest_timed_again(tmp_path: Path,
     path = tmp_path / "deep" / "space.json.xz"
     assert record(path, monkeypatch, FakeGpu()) == OK
     found = load(path)
-    assert len(found.results) == found.valid > 100
+    assert len(found.results) == found.size > 100
     assert all(result.status is Status.OK for result in found.results.values())
     assert found.times == pytest.approx({config: rugged(config) for config in found.results}, rel=1e-5)
     again = [config for config, result in found.results.items() if result.again_us is not None]
-    assert min(found.times, key=found.times.__getitem__) in again and len(again) < found.valid
+    assert min(found.times, key=found.times.__getitem__) in again and len(again) < found.size
     assert found.origin.problem().rows == 16
     command = " ".join(("python -m tuner record", *ARGUMENTS, "--out", str(path)))
     assert [one.command for one in found.slices] == [command]
@@ -54,13 +58,69 @@ def test_a_session_goes_on_where_the_last_one_was_cut_off(tmp_path: Path, monkey
         assert record(path, patch, FakeGpu(), "--timeout", "60") == FAILED
     assert "so far" in capsys.readouterr().out
     first = load(path)
-    assert 0 < len(first.results) < first.valid
+    assert 0 < len(first.results) < first.size
     second = FakeGpu()
     assert record(path, monkeypatch, second) == OK
     whole = load(path)
-    assert len(whole.results) == whole.valid and len(whole.slices) == 2
+    assert len(whole.results) == whole.size and len(whole.slices) == 2
     assert not set(first.results) & set(second.compiled) - {
         config for config, result in whole.results.items() if result.again_us is not None}
+
+
+def test_a_session_that_is_short_of_time_times_its_fastest_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second a timing: most of 100 seconds go to configs, the rest to the fastest of them, and a later session does so anew."""
+    path = tmp_path / "space.json.xz"
+    clock = [0.0]
+
+    def times(config: Config) -> float:
+        clock[0] += 1.0
+        return rugged(config)
+
+    def session(timeout: int) -> dict[Config, Result]:
+        with monkeypatch.context() as patch:
+            patch.setattr(record_cli.time, "monotonic", lambda: clock[0])
+            assert record(path, patch, FakeGpu(times), "--timeout", str(timeout)) == FAILED
+        return load(path).results
+
+    first = session(100)
+    assert 20 < len(first) < load(path).size
+    again = [config for config in first if first[config].again_us is not None]
+    assert min(first, key=rugged) in again and len(again) < len(first)
+    second = session(60)
+    best = min(second, key=rugged)
+    near = [config for config in second if rugged(config) <= recorder.AGAIN_WITHIN * rugged(best)]
+    assert len(second) > len(first) and all(second[config].again_us is not None for config in near)
+
+
+def test_a_space_that_has_grown_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "space.json.xz"
+    assert record(path, monkeypatch, FakeGpu(), "--variants", "row_thread") == OK
+    first = load(path)
+    larger = FakeGpu()
+    assert record(path, monkeypatch, larger) == OK
+    whole = load(path)
+    assert len(whole.results) == whole.size > first.size == len(first.results)
+    assert whole.origin.variants == ("row_thread", "row_warp") and set(first.results) <= set(whole.results)
+    assert not set(first.results) & set(larger.compiled) - {
+        config for config, result in whole.results.items() if result.again_us is not None}
+    assert record(path, monkeypatch, FakeGpu(), "--variants", "row_thread") == USAGE
+    assert "variants differs" in capsys.readouterr().err
+
+
+def test_templates_that_have_changed_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "space.json.xz"
+    assert record(path, monkeypatch, FakeGpu()) == OK
+    changed = sorted(load(path).origin.sources)[0]
+
+    def rendered(problem: Problem, config: Config) -> Source:
+        source = render(problem, config)
+        return replace(source, text=source.text + "// new\n") if str(config) == changed else source
+
+    monkeypatch.setattr(record_cli, "render", rendered)
+    assert record(path, monkeypatch, FakeGpu()) == USAGE
+    assert "sources differs" in capsys.readouterr().err
 
 
 def test_a_session_that_is_told_to_end_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +166,7 @@ def test_what_cannot_win_is_recorded_with_its_reason(tmp_path: Path, monkeypatch
     results = load(path).results
     assert {results[config].status for config in (spilling, refused, failing)} == {
         Status.SPILLS, Status.COMPILE_ERROR, Status.WRONG}
-    assert all(results[config].reason and results[config].best_us is None for config in (spilling, refused, failing))
+    assert all(results[config].reason and results[config].time_us is None for config in (spilling, refused, failing))
     assert spilling not in gpu.timed
     assert results[spilling].resources == {"row_warp": Resources(255, 0, spill_bytes=8)}
 
@@ -186,6 +246,13 @@ def test_without_a_gpu_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
-def test_the_more_careful_time_counts() -> None:
-    assert Result(Status.OK, time_us=2.0).best_us == 2.0
-    assert Result(Status.OK, time_us=2.0, again_us=2.5).best_us == 2.5
+def test_the_more_careful_time_counts_and_the_others_are_of_the_same_state() -> None:
+    """The GPU was a tenth slower when the fastest were timed again: what was not among them is none the faster for that."""
+    space = made_up(lambda config: None, ("row_thread",))
+    slow, lucky, best, other = list(space.results)[:4]
+    space.results |= {
+        best: Result(Status.OK, time_us=2.0, again_us=2.2), lucky: Result(Status.OK, time_us=1.9, again_us=2.3),
+        other: Result(Status.OK, time_us=2.1, again_us=2.31), slow: Result(Status.OK, time_us=2.15)}
+    assert space.times == pytest.approx({best: 2.2, lucky: 2.3, other: 2.31, slow: 2.15 * 1.1})
+    space.results = {slow: space.results[slow]}
+    assert space.times == {slow: 2.15}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.fake_driver import FakeDriver
-from tests.torch_on_host import LIMITS, STREAM, close, exact, leaves
+from tests.torch_on_host import LIMITS, STREAM, changed_in_place_raises, close, exact, leaves
 from tuner.errors import LaunchError
 from tuner.launcher import engine as engines
 from tuner.torch import LayerNormLinear, layer_norm_linear
@@ -177,14 +177,7 @@ def test_retained_graphs_go_backward_again(served: str) -> None:
 
 @pytest.mark.parametrize("which", range(4))
 def test_saved_tensors_changed_in_place_raise(served: str, which: int) -> None:
-    arguments = leaves()
-    y = layer_norm_linear(*arguments)
-    tensor = arguments[which]
-    assert tensor is not None
-    with torch.no_grad():
-        tensor.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
+    changed_in_place_raises(which)
 
 
 def test_a_bias_may_change_as_nothing_reads_it(served: str) -> None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -75,18 +76,28 @@ def test_runs_are_kept_in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert page.count("| eager | 250.000 | 250.000 | 1.00 |") == 2
 
 
-def test_the_page_compares_like_with_like() -> None:
+def a_run() -> dict[str, Any]:
     times = {"PyTorch": 6.0, "tuned": 3.0, "PyTorch, torch.compile": 4.0, "tuned, torch.compile": 2.5}
     setting = {"batch": 8, "length": 1024, "width": 768, "layers": 1, "autocast": None, "steps": 2}
-    page = markdown([{"command": "c", "device": "d", "date": "t", "version": "v", "versions": {"PyTorch": "2"},
-                      "setting": setting, "step_ms": times, "losses": {name: [4.0, 3.0] for name in times}, "apart": 1e-5,
-                      "tuned": [{"problem": "8 rows", "config": "row_warp", "us": 1.25}]}])
+    return {"command": "c", "device": "d", "date": "t", "version": "v", "versions": {"PyTorch": "2"}, "setting": setting,
+            "step_ms": times, "losses": {name: [4.0, 3.0] for name in times}, "apart": 1e-5,
+            "tuned": [{"problem": "8 rows", "config": "row_warp", "us": 1.25}]}
+
+
+def test_the_page_compares_like_with_like() -> None:
+    page = markdown([a_run()])
     for line in ("| eager | 6.000 | 3.000 | 2.00 |", "| torch.compile | 4.000 | 2.500 | 1.60 |",
                  "| best | 4.000 | 2.500 | 1.60 |", "* tuned in this run: 8 rows, 1.2 us, `row_warp`"):
         assert line in page.splitlines()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"schema": 0, "runs": []}'])
+DAMAGED: list[Any] = [None, 3, "runs", {"a": 1}, [3], [{}], [{**a_run(), "setting": {}}], [{**a_run(), "losses": {"tuned": []}}],
+                      [{**a_run(), "step_ms": {"PyTorch": 6.0, "tuned": 0.0}}], [{**a_run(), "versions": None}],
+                      [{**a_run(), "apart": "far"}], [a_run(), {**a_run(), "tuned": [{}]}]]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"schema": 0, "runs": []}', '{"schema": 1}',
+                                     *(json.dumps({"schema": 1, "runs": runs}) for runs in DAMAGED)])
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
     (tmp_path / "training.json").write_text(content)
     assert main([*SMALL, "--out", str(tmp_path)]) == 2

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from tests.fake_driver import FakeDriver
-from tests.test_workers import running, wait_until
+from tests.processes import running, wait_until
 from tests.torch_extension import gradients
 from tests.torch_on_host import leaves
-from tuner.errors import ToolchainError
+from tuner.compilers import CPU_LIMIT_S
+from tuner.errors import CompileError, ToolchainError
+from tuner.executors.host_toolchain import Compiler
 from tuner.store import Store
 from tuner.torch import direct
 
@@ -49,6 +51,16 @@ def test_it_is_made_once_and_beside_the_calls(monkeypatch: pytest.MonkeyPatch, b
     assert len(threads) == 1
     threads.pop().join()
     assert direct.extension is built_extension and len(roots) == 1 and isinstance(roots[0], Path)
+
+
+def test_it_may_take_longer_than_a_kernel(tmp_path: Path, store: Store) -> None:
+    """PyTorch's headers alone take as long as many kernels."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(f"#!/bin/sh\nulimit -S -t > {tmp_path / 'limit'}\nexit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(CompileError, match="refused the extension of PyTorch"):
+        direct.build(store, Compiler((str(compiler),), "c++ 1.0"))
+    assert int((tmp_path / "limit").read_text()) >= 5 * CPU_LIMIT_S
 
 
 def test_without_a_lock_what_is_compiled_serves(store: Store, monkeypatch: pytest.MonkeyPatch, built_extension: Any,

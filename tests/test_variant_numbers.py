@@ -88,8 +88,8 @@ def test_v1_the_whole_validator_accepts_large_shapes(cuda_executor: Executor, sh
 
 @pytest.mark.parametrize(("shape", "without"), [
     # w takes more than there is on chip, or rows are too many
-    (cases.VALIDATED[2], {"row_shared", "weight_stream", "tile_mma", "tile_wgmma"}),
-    (cases.VALIDATED[3], {"weight_stream"}),
+    (cases.VALIDATED[2], {"row_shared", "weight_stream", "weight_ahead", "weight_mma", "tile_mma", "tile_wgmma"}),
+    (cases.VALIDATED[3], {"weight_stream", "weight_ahead", "weight_mma"}),
 ], ids=[str(shape) for shape in cases.VALIDATED[2:]])
 def test_v1_few_variants_are_no_candidates_for_large_shapes(shape: Shape, without: set[str]) -> None:
     assert set(OF_FLOAT32) - {config.variant for on, config in LARGE if on == shape} == without

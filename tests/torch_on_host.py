@@ -16,7 +16,7 @@ from tuner.launcher.driver import Device, Driver
 from tuner.launcher.engine import Engine
 from tuner.launcher.program import Launcher
 from tuner.store import Store
-from tuner.torch import direct
+from tuner.torch import direct, layer_norm_linear
 from tuner.torch import engine as engine_module
 from tuner.torch.engine import NAMES
 
@@ -81,3 +81,14 @@ def error_of(got: Tensor | None, right: Tensor | None) -> float:
 def close(got: Tensor | None, right: Tensor | None, limit: float) -> bool:
     """Whether both are there, of one shape, and the relative Frobenius error is within the limit; or neither is there."""
     return error_of(got, right) <= limit
+
+
+def changed_in_place_raises(which: int) -> None:
+    """The backward pass says that an argument, by its place, is no longer what it was in the forward pass."""
+    arguments = leaves()
+    y, tensor = layer_norm_linear(*arguments), arguments[which]
+    assert tensor is not None
+    with torch.no_grad():
+        tensor.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

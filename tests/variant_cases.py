@@ -40,13 +40,17 @@ SMALL: dict[str, dict[str, Value]] = {
     "row_warp": {"warps": 2, "rows": 2, "splits": 16},
     "row_shared": {"threads": 64, "lanes": 32, "rows": 1, "tile": "4x4", "splits": 16},
     "weight_stream": {"threads": 64, "rows": 2, "outs": 8, "unroll": 2},
+    "weight_ahead": {"threads": 128, "across": 32, "rows": 2, "outs": 16, "unroll": 4},
     "tile_mma": {"rows": 32, "warps": 4, "stages": 2},
+    "weight_mma": {"rows": 16, "outs": 32, "columns": 32, "warp_outs": 16, "blocks": 1},
     "gemm_mma": {"tile": "64x64", "warps": "2x2", "depth": 32, "stages": 2, "parts": 2, "group": 4},
     "gemm_wgmma": {"tile": "64x64", "groups": 1, "stages": 2, "parts": 2, "group": 4},
     "tile_wgmma": {"teams": 2, "stages": 3},
 }
 
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
+    "weight_ahead": [{"waiting": "shared", "stores": "streaming"}],
+    "weight_mma": [{"statistics": "block", "rows": 32, "outs": 64, "columns": 64, "warp_outs": 32, "blocks": 1}],
     "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}],
     "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}, {"split": "fragments"},
                    {"split": "none", "halved": 8}]}

@@ -21,7 +21,7 @@ from codegen.space import variant_of
 from tuner.candidates import Space, nearest
 from tuner.changed import Changed
 from tuner.costmodel import predict
-from tuner.errors import DeviceLost, LaunchError
+from tuner.errors import DeviceLost, LaunchError, RunEnded
 from tuner.evaluate import SAMPLES, SECONDS, Judge
 from tuner.executors import Executor
 from tuner.pipeline import try_in_turn
@@ -116,6 +116,8 @@ class _Bench:
             timed = [config for config, record in tried.items() if record.status in (Status.OK, Status.SLOWER)]
             for _ in range(ROUNDS if timed else 0):
                 self._round(timed)
+        except RunEnded:
+            return tuple(self._known(changed, tried) for changed in found)
         except DeviceLost as error:
             lost = f"the GPU was lost: {error}"
             return tuple(self._known(replace(changed, reason=changed.reason and lost), tried) for changed in found)

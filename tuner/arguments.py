@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +46,21 @@ def exit_status(program: str, work: Callable[[], int], debug: bool = False, inte
             said = f"this machine has not enough memory for the shape ({said or 'no figure is known'}); use a smaller one"
         print(f"{program}: {said}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+
+
+def run_recorded(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace, str], int], arguments: Sequence[str],
+                 interrupted: str) -> int:
+    """What the work of `python -m tuner NAME` returns, where results say which command made them; errors as `exit_status`.
+
+    Args:
+        parser: its `prog` is NAME; it has an option --debug.
+        work: of the options and the command.
+        arguments: what follows NAME.
+        interrupted: as of exit_status.
+    """
+    options = parser.parse_args(arguments)
+    command = shlex.join(["python", "-m", "tuner", parser.prog, *arguments])
+    return exit_status(parser.prog, lambda: work(options, command), options.debug, interrupted)
 
 
 @contextlib.contextmanager

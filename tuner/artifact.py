@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from codegen.problem import Problem, Shape
 from codegen.render import Source, render
 from codegen.space import why_not, why_unfit
 from tuner.costmodel import predict
-from tuner.gate.checks import COMPANIONS, sentences
+from tuner.gate.checks import COMPANIONS, Check, sentences, unfit
 from tuner.guess import best_predicted
 from tuner.outcome import TuneResult
 from tuner.provenance import DISTRIBUTION
@@ -36,8 +36,8 @@ LAST_STEP = 16
 Choice = Callable[[Problem], Config]
 
 
-def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, choose: Choice, stale: Path) -> None:
-    """Writes both files, each whole or not at all.
+def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, choose: Choice, stale: Path) -> tuple[Check, ...]:
+    """Writes both files, each whole or not at all, and returns what there is to say of them against the file, if anything.
 
     Args:
         cu: path of best.cu.
@@ -57,7 +57,8 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, c
     errors = {name: ErrorFigures(error.normwise, error.bound_ratio) for name, error in winner.errors.items()}
     gpu = gpu_name(result)
     kernels = serve_all_rows(source, result.limits, choose)
-    checks = (*result.checks, COMPANIONS) if len(kernels) > 1 else result.checks
+    against = without_fit_config(kernels, result.limits)
+    checks = (*result.checks, *against, *([COMPANIONS] if len(kernels) > 1 else []))
     said = ArtifactInfo(
         Shape.parse(info.shape), gpu, result.limits.arch, winner.best_us, winner.measured, result.floor_us, errors,
         f"{DISTRIBUTION} {info.version}, {info.date}", tuple(sentences(checks)))
@@ -65,6 +66,18 @@ def write_artifact(cu: Path, header: Path, source: Source, result: TuneResult, c
     stale.unlink(missing_ok=True)
     write_text(cu, text.cu)
     write_text(header, text.header)
+    return against
+
+
+def without_fit_config(kernels: Sequence[ArtifactKernel], limits: Limits) -> tuple[Check, ...]:
+    """Where the last config is not fit for all that it serves: at its first row count and every power of two above."""
+    config, problem = kernels[-1].source.config, kernels[-1].source.problem
+    first = 0 if len(kernels) == 1 else (kernels[-2].last_rows or 0) + 1
+    most = _most_rows(problem, limits)
+    for rows in (first, *(1 << n for n in range(first.bit_length(), most.bit_length()))):
+        if (reason := why_unfit(replace(problem, rows=rows), config, limits)) is not None:
+            return (unfit(config, first, rows, reason),)
+    return ()
 
 
 def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[ArtifactKernel]:
@@ -75,7 +88,7 @@ def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[Artifa
     only because a smaller config would do as well.) Where one ends, another is chosen. The last must be fit for all that remain;
     if what is best at its first power of two is not, it is what is best at the largest row count a GPU can hold, or at one as
     near to that as makes it fit at every power of two (the workspace that is allowed grows with the rows, and that of a config
-    may grow faster at first).
+    may grow faster at first). Where that finds none, the file says so; see without_fit_config.
 
     Args:
         tuned: the tuned config; its problem has the tuned row count.

@@ -7,9 +7,10 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,14 +24,17 @@ from codegen.variants import VARIANTS
 from tuner.arguments import FAILED, INTERRUPTED, OK, Parser, exit_status, parse_folder, parse_gpus, parse_names
 from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
+from tuner.console import results_console
 from tuner.errors import InputError
 from tuner.executors import Executor
 from tuner.heap import keep_compact
 from tuner.known import reports_folder
 from tuner.outcome import TuneResult, why_no_winner
 from tuner.progress import ProgressBar, best_table, error_table
+from tuner.proofs import Proofs
 from tuner.publish import Folder, Published
 from tuner.request import Request
+from tuner.schedule import Schedule
 from tuner.study.urls import masked
 from tuner.timing.regimes import REGIMES
 from tuner.tuning import SHORTLIST, TIMEOUT, TRIALS, TuningRun
@@ -44,12 +48,17 @@ if TYPE_CHECKING:
 TARGET = "sm_90"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, began: float | None = None) -> int:
     """Runs the command line and returns the exit status.
+
+    Args:
+        arguments: None: those of this process.
+        began: when the command was given, by time.monotonic; None: now.
 
     0: a kernel was found. 1: none was, or this machine lacks something. 2: the arguments make no sense. 130: interrupted by
     Ctrl-C; what was finished is kept.
     """
+    began = time.monotonic() if began is None else began
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["bench"]:
         from tuner.bench import cli as bench
@@ -81,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return replay.main(given)
     options = _parser().parse_args(given)
     command = "python -m tuner " + shlex.join(map(masked, given))
-    return exit_status("tuner", lambda: _tune(options, command), options.debug, "interrupted before the results were written")
+    return exit_status("tuner", lambda: _tune(options, command, began), options.debug,
+                       "interrupted before the results were written")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -115,7 +125,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, metavar="N",
                         help=f"most candidates to try (default {TRIALS}; without a GPU the {SHORTLIST} best predicted)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS",
-                        help=f"end the run after about so long (default {TIMEOUT:.0f} on a GPU, without one no limit)")
+                        help="how long all of it may take, from the command to the last file "
+                             f"(default {TIMEOUT:.0f} on a GPU, without one no limit)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the search (default 0)")
     parser.add_argument("--out", type=parse_folder, metavar="DIR",
                         help="where to write (default reports/<device>/<shape>-<dtype>)")
@@ -129,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tune(options: argparse.Namespace, command: str) -> int:
+def _tune(options: argparse.Namespace, command: str, began: float) -> int:
     keep_compact()
     request = Request(
         Shape.parse(options.shape), options.dtype, options.eps, options.deterministic, options.variants, options.trials,
@@ -140,16 +151,18 @@ def _tune(options: argparse.Namespace, command: str) -> int:
         raise InputError("--resume is for a run alone; what was finished with --storage is in its study: leave one of them out")
     storage = None if options.storage is None else _open_storage(options.storage)
     where = {} if options.gpus is None else {"gpus": options.gpus}
-    with closing(open_isolated(options.executor, options.target or TARGET, **where)) as executor:
-        if executor.measures and options.target is not None:
-            print(f"tuner: --target is ignored, since kernels are measured on {executor.device}; it is for --executor host",
-                  file=sys.stderr)
-        if options.gpus is not None and not executor.measures:
-            print("tuner: --gpus is ignored, since no GPU is used; it is for --executor cuda", file=sys.stderr)
-        if request.regime != "warm" and not executor.measures:
-            print("tuner: --regime is ignored, since times are predicted; it is for --executor cuda", file=sys.stderr)
-            request = replace(request, regime="warm")
-        return _run(request, executor, options.out, options.resume, storage)
+    with ProgressBar(Console(stderr=True)) as bar:
+        bar.stage("opening the device")
+        with closing(open_isolated(options.executor, options.target or TARGET, **where)) as executor:
+            if executor.measures and options.target is not None:
+                _say(f"--target is ignored, since kernels are measured on {executor.device}; it is for --executor host")
+            if options.gpus is not None and not executor.measures:
+                _say("--gpus is ignored, since no GPU is used; it is for --executor cuda")
+            if request.regime != "warm" and not executor.measures:
+                _say("--regime is ignored, since times are predicted; it is for --executor cuda")
+                request = replace(request, regime="warm")
+            ran = _run(request, executor, options.out, options.resume, storage, bar, began)
+    return _show(results_console(), ran)
 
 
 def _open_storage(url: str) -> Storage:
@@ -166,38 +179,49 @@ def _joined(storage: Storage | None, run: TuningRun) -> tuple[str, ...]:
     return join(storage, run.info, run.space)
 
 
-def _run(request: Request, executor: Executor | Workers, out: Path | None, resume: bool, storage: Storage | None) -> int:
-    run = TuningRun(request, executor, storage=storage)
-    console, errors = Console(), Console(stderr=True)
-    interrupted = False
-    said = _joined(storage, run)  # before anything in the folder is changed
-    where = out or _default_folder(executor, request)
-    with Folder(where, run.info, run.space if resume else None, may_resume=storage is None) as folder:
-        for sentence in filter(None, (folder.said, *said)):
-            print(f"tuner: {sentence}", file=sys.stderr)
-        run.take_up(folder.taken)
-        with ProgressBar(errors) as bar:
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What there is to show of a run: its result, its files, whether the user ended it, and the schedule that it had."""
+
+    result: TuneResult
+    published: Published
+    interrupted: bool
+    schedule: Schedule
+
+
+def _run(request: Request, executor: Executor | Workers, out: Path | None, resume: bool, storage: Storage | None,
+         bar: ProgressBar, began: float) -> _Ran:
+    bar.stage("listing the candidates")
+    with _proofs(executor, request.seed) as proofs:
+        run = TuningRun(request, executor, storage=storage, files=True, proofs=proofs, began=began)
+        interrupted = False
+        said = _joined(storage, run)  # before anything in the folder is changed
+        where = out or _default_folder(executor, request)
+        with Folder(where, run.info, run.space if resume else None, may_resume=storage is None) as folder:
+            for sentence in filter(None, (folder.said, *said)):
+                _say(sentence)
+            run.take_up(folder.taken)
             run.on_record, run.on_event = folder.add, bar.show
             try:
                 run.execute()
             except KeyboardInterrupt:
                 interrupted = True
-        result = run.result()
-        with _first_noted() as interrupts:
-            published = folder.finish(result, interrupted, partial(choose_companion, executor, result))
+            result = run.result()
+            with _first_noted() as interrupts:
+                choose = partial(choose_companion, executor, result, check=None if proofs is None else proofs.why_invalid)
+                published = folder.finish(result, interrupted, choose, bar.stage, run.schedule.has_time_for_page)
     interrupted = interrupted or bool(interrupts)
     if request.variants is None and not interrupted:
-        remember(result, say=lambda sentence: print(f"tuner: {sentence}", file=sys.stderr))
-    _show(console, result, published)
-    if result.lost is not None:
-        print(f"tuner: {result.lost}; what was finished is written", file=sys.stderr)
-    if interrupted:
-        print("tuner: interrupted; what was finished is written", file=sys.stderr)
-        return INTERRUPTED
-    if result.winner is None:
-        print(f"tuner: {why_no_winner(result)}", file=sys.stderr)
-        return FAILED
-    return OK
+        remember(result, say=_say)
+    return _Ran(result, published, interrupted, run.schedule)
+
+
+def _proofs(executor: Executor | Workers, seed: int) -> AbstractContextManager[Proofs | None]:
+    return Proofs(executor, seed) if isinstance(executor, Workers) else nullcontext()
+
+
+def _say(sentence: str) -> None:
+    print(f"tuner: {sentence}", file=sys.stderr)
 
 
 @contextmanager
@@ -237,15 +261,23 @@ def _default_folder(executor: Executor | Workers, request: Request) -> Path:
     return reports_folder() / executor.slug / "-".join(parts)
 
 
-def _show(console: Console, result: TuneResult, published: Published) -> None:
-    winner = result.winner
+def _show(console: Console, ran: _Ran) -> int:
+    """Shows what a run has left, and returns the exit status."""
+    result, published, winner = ran.result, ran.published, ran.result.winner
     if winner is not None:
         console.print(best_table(result))
         console.print(error_table(result, winner))
         console.print(f"winner: {winner.config}", markup=False, soft_wrap=True)
         console.print(f"{time_text(winner)}; the floor is {result.floor_us:.2f} us, {share_of_floor(result, winner):.0%} of that")
     console.print("written: " + ", ".join(str(path) for path in published.written), markup=False, soft_wrap=True)
-    if published.kept is not None:
-        console.print(published.kept, markup=False, soft_wrap=True)
-    if published.no_page is not None:
-        console.print(published.no_page, markup=False, soft_wrap=True)
+    for sentence in filter(None, (published.kept, published.no_page, ran.schedule.took_text())):
+        console.print(sentence, markup=False, soft_wrap=True)
+    if result.lost is not None:
+        _say(f"{result.lost}; what was finished is written")
+    if ran.interrupted:
+        _say("interrupted; what was finished is written")
+        return INTERRUPTED
+    if winner is None:
+        _say(why_no_winner(result))
+        return FAILED
+    return OK

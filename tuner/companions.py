@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,11 @@ TRIES = 8
 """Configs that are tried for one range of row counts before it is given up."""
 
 
-def choose_companion(place: Executor | Workers, result: TuneResult, problem: Problem) -> Config:
+Check = Callable[[Problem, Config, int, int], str | None]
+"""As why_invalid, on a certain executor."""
+
+
+def choose_companion(place: Executor | Workers, result: TuneResult, problem: Problem, check: Check | None = None) -> Config:
     """The config predicted to be fastest at the problem's row count among those that prove valid.
 
     Where the winner of the run repeats its bits every time, so does it. It is validated at a row count of its range, or as
@@ -44,13 +48,14 @@ def choose_companion(place: Executor | Workers, result: TuneResult, problem: Pro
         place: where it is validated; once its device is lost, the CPU of this machine.
         result: the run whose winner is not fit at that row count.
         problem: what is to be computed there.
+        check: what says whether a config is valid there; None: it is run at `place`.
 
     Raises:
         NoValidKernel: none of the likeliest is valid.
         ToolchainError: there is no compiler.
     """
     try:
-        return _choose(place, result, problem)
+        return _choose(place, result, problem, check)
     except DeviceLost:
         if not isinstance(place, Workers):
             return _choose(open_host(place.limits), result, problem)
@@ -58,18 +63,23 @@ def choose_companion(place: Executor | Workers, result: TuneResult, problem: Pro
         return _choose(host, result, problem)
 
 
-def _choose(place: Executor | Workers, result: TuneResult, problem: Problem) -> Config:
-    reproducible = result.winner is not None and result.winner.config["reduction"] != "atomic"
-    at = replace(problem, deterministic=problem.deterministic or reproducible)
-    products, rows = (GPU_MULTIPLY_ADDS, GPU_ROWS) if place.measures else (HOST_MULTIPLY_ADDS, HOST_ROWS)
-    cap = min(products, rows * at.hidden * at.out)
-    check = place.why_invalid if isinstance(place, Workers) else partial(why_invalid, place)
+def _choose(place: Executor | Workers, result: TuneResult, problem: Problem, check: Check | None = None) -> Config:
+    assert result.winner is not None
+    at, cap = asked(place, result.winner.config, problem)
+    check = check or (place.why_invalid if isinstance(place, Workers) else partial(why_invalid, place))
     reason = None
     for config in _likeliest(at, place.limits):
         reason = check(at, config, result.info.seed, cap)
         if reason is None:
             return config
     raise NoValidKernel(f"no valid kernel for {at.rows} rows, which best.cu should serve as well; the last since: {reason}")
+
+
+def asked(place: Executor | Workers, winner: Config, problem: Problem) -> tuple[Problem, int]:
+    """What a companion of a winner has to compute at a problem's row count, and the max_multiply_adds it is validated with."""
+    at = replace(problem, deterministic=problem.deterministic or winner["reduction"] != "atomic")
+    products, rows = (GPU_MULTIPLY_ADDS, GPU_ROWS) if place.measures else (HOST_MULTIPLY_ADDS, HOST_ROWS)
+    return at, min(products, rows * at.hidden * at.out)
 
 
 def why_invalid(executor: Executor, problem: Problem, config: Config, seed: int, multiply_adds: int) -> str | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
 
 from codegen.config import Config
 from codegen.limits import TARGETS, Limits, target
-from tuner.arguments import FAILED, OK, Parser, exit_status, terminated_as_interrupted
+from tuner.arguments import FAILED, OK, Parser, run_recorded, terminated_as_interrupted
 from tuner.asked import add_options, request
 from tuner.candidates import survey
 from tuner.errors import InputError, NoValidKernel
@@ -35,10 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     0: all is compiled. 1: not yet, or there is no compiler. 2: the arguments make no sense. 130: interrupted by Ctrl-C. What is
     compiled so far stays in the store in any case.
     """
-    options = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "tuner", "compile", *arguments])
-    return exit_status("compile", lambda: _compile(options, command), options.debug,
-                       "interrupted; run the same command again to go on")
+    return run_recorded(_parser(), _compile, arguments, "interrupted; run the same command again to go on")
 
 
 def _parser() -> argparse.ArgumentParser:

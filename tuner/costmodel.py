@@ -13,7 +13,8 @@ issue    the warp instructions of the busiest SM, four a cycle, which are 128 FM
 matrix   multiply-adds of the busiest SM's tensor cores through mma.sync. Limits.arch, codegen/limits.py.
 shared   passes through the 128-byte port of L1 and shared memory on the busiest SM, one a cycle. The same guide.
 l2       bytes between all SMs and L2, re-reads of w and partial sums among them. L2_TBPS.
-memory   bytes of the tensors and the workspace that L2 cannot keep between calls. Limits.copy_tbps, Limits.l2_bytes.
+memory   bytes of the tensors and the workspace that L2 does not keep between calls, of which each launch has the share that it
+         has of the bytes between SMs and L2. Limits.copy_tbps, Limits.l2_bytes.
 atomics  additions of all blocks, and those that meet at one address in turn. ATOMICS_PER_CYCLE, ATOMIC_TURN.
 
 Each term is multiplied by a weight (WEIGHTS), which tuner/replay/fit.py fits to measured times.
@@ -71,6 +72,9 @@ WEIGHTS = Weights()
 """Those of predictions. With this overlap, of several from 0 to 1, predictions order best what an H200 took at five shapes from
 16 rows of 8 and 16 values to 8192 rows of 768 and 2304: rank correlations 0.83 to 0.95."""
 
+_STEPS = 20
+"""Of Newton's method: each halves what is left at least, and this is a millionth."""
+
 PLAUSIBLE = 0.5
 """A measured time below this share of the physical minimum is a fault of the measurement: room for rates that are a little
 better than the ones written down, and for none that are twice as good."""
@@ -127,18 +131,24 @@ def predict(problem: Problem, config: Config, limits: Limits, resources: Mapping
     plan = variant.plan(problem, params)
     named = constants(problem, variant, params)
     used = dict(resources or {})
-    steps: list[StepCost] = []
-    for step in plan.steps:
-        if isinstance(step, Fill):
-            steps.append(_fill(problem, plan, step, limits))
-        elif blocks := step.grid.evaluate(problem.rows, limits.sms):
+    launched: dict[int, tuple[Launch, int, Work]] = {}
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, Launch) and (blocks := step.grid.evaluate(problem.rows, limits.sms)):
             splits = max(1, plan.splits.evaluate(problem.rows, limits.sms))
             cache = max(16 << 10, limits.shared_per_sm - step.shared_bytes)
-            setting = Setting(problem, named, params, blocks, step.block, splits, cache)
-            done = work(step.kernel, setting)
-            entry = used.setdefault(step.kernel, Resources(done.registers, step.shared_bytes, estimated=True))
-            memory = _uncached_bytes(problem, plan, limits) / len(plan.launches)
-            steps.append(_launch(step, blocks, done, entry.registers, memory, limits))
+            setting = Setting(problem, named, params, blocks, step.block, splits, cache, limits.sms)
+            launched[place] = step, blocks, work(step.kernel, setting)
+    moved = sum(done.l2_bytes for _, _, done in launched.values())
+    from_memory = _from_memory(tensor_bytes(problem) + 2 * plan.workspace_bytes(problem.rows, limits.sms), limits.l2_bytes)
+    steps: list[StepCost] = []
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, Fill):
+            steps.append(_fill(problem, plan, step, limits))
+        elif place in launched:
+            launch, blocks, done = launched[place]
+            entry = used.setdefault(launch.kernel, Resources(done.registers, launch.shared_bytes, estimated=True))
+            memory = from_memory * done.l2_bytes / moved if moved else 0.0
+            steps.append(_launch(launch, blocks, done, entry.registers, memory, limits))
     return Prediction(tuple(steps), used)
 
 
@@ -175,10 +185,21 @@ def plausible_us(problem: Problem, limits: Limits) -> float:
     return PLAUSIBLE * max(limits.launch_us, uncached / (limits.copy_tbps * 1e6))
 
 
-def _uncached_bytes(problem: Problem, plan: Plan, limits: Limits) -> float:
-    """Bytes of all tensors and the workspace that come from device memory: the share of them that the L2 cannot hold."""
-    total = tensor_bytes(problem) + 2 * plan.workspace_bytes(problem.rows, limits.sms)
-    return max(0.0, total - limits.l2_bytes)
+@functools.lru_cache(maxsize=1024)  # configs differ in it by their workspace alone
+def _from_memory(total: int, l2_bytes: int) -> float:
+    """Of `total` bytes that every call goes through once, those that the L2 does not keep from one call to the next.
+
+    It is taken to make room by dropping any line. A byte is still there if it outlived all that was brought in since it was used,
+    so the share that was not, `missed`, has 1 - missed = exp(-missed * total / l2_bytes). Newton's method, from above.
+    """
+    ratio = total / l2_bytes
+    if ratio <= 1.0:
+        return 0.0
+    missed = 1.0
+    for _ in range(_STEPS):
+        outlived = math.exp(-missed * ratio)
+        missed -= (missed - 1.0 + outlived) / (1.0 - ratio * outlived)
+    return total * missed
 
 
 def _bytes_of(tensor: Tensor, problem: Problem) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
 
@@ -35,8 +36,8 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         deterministic: only kernels whose results are bitwise reproducible.
         variants: the variants to try, a list of names or "row_warp,row_shared"; None: all.
         trials: the most candidates to try; None: 500 on a GPU, without one the best 16 (each variant's default comes on top).
-        timeout: seconds the run may take; None: 180 on a GPU, without one no limit. What has begun by then is waited for; without
-            a GPU, where kernels run in processes of their own, for 10 seconds and not longer.
+        timeout: seconds the run may take; None: 180 on a GPU, without one no limit. What still runs then is given up, where
+            kernels run in processes of their own; where they do not, it is waited for.
         seed: of the data and the search.
         wants: the gradients to compute, a list of names or "dx,dw"; None: all five.
         store: where compiled kernels are kept; None: the default store.
@@ -50,6 +51,7 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the arguments make no sense.
         ToolchainError: a compiler or library is missing.
     """
+    began = time.monotonic()
     request = Request(
         as_shape(shape), as_dtype("dtype", dtype), eps, as_flag("deterministic", deterministic),
         None if variants is None else parse_names(variants), None if trials is None else as_whole("trials", trials),
@@ -60,7 +62,7 @@ def tune(shape: Shape | str | Sequence[int], *, executor: str | Executor = "auto
     target = as_text("target", target)
     with (closing(open_isolated(executor, target, store)) if isinstance(executor, str)
           else nullcontext(checked_executor(executor))) as opened:
-        run = TuningRun(request, opened, store=store, on_event=on_event)
+        run = TuningRun(request, opened, store=store, began=began, on_event=on_event)
         run.execute()
     result = run.result()
     if result.winner is None:

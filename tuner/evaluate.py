@@ -117,7 +117,7 @@ class Judge(Protocol):
         """
 
     def recheck(self, record: Record) -> Record:
-        """A record of a valid candidate, validated on other data and at other row counts: with those, or why it is not valid.
+        """A record of a valid candidate, validated on other data and at other row counts: with these, or why it is not valid.
 
         Raises:
             DeviceLost: as judge.
@@ -252,8 +252,7 @@ class Evaluator:
         """As Judge.recheck."""
         program, launched = self._again(record.config), _Launches()
         verdict = self._material.recheck.validate(launched.watching(program.run), launched.watching_all(program.variations))
-        return (replace(record, rows=tuple(sorted({*record.rows, *verdict.rows}))) if verdict.ok
-                else launched.rejected(record, verdict))
+        return replace(record, gate_rows=verdict.rows) if verdict.ok else launched.rejected(record, verdict)
 
     def audit(self, config: Config) -> Audit:
         """As Judge.audit."""

@@ -23,8 +23,10 @@ class Event:
     """How far a run is.
 
     Attributes:
-        stage: "trying candidates", "timing the fastest again", "examining the fastest" or "changing one parameter at a time".
-        done, total: steps of the stage; total is an upper limit.
+        stage: "predicting times", "compiling the first candidates", "trying candidates", "validating the fastest", "timing the
+            fastest again", "examining the fastest", "checking the configs for other row counts" or "changing one parameter at a
+            time".
+        done, total: steps of the stage; total is an upper limit. 0 of 1 where nobody counts them.
         best: the fastest valid candidate so far.
         rejected: counts by status of the candidates that were rejected.
     """

@@ -15,6 +15,11 @@ OFF = "LNL_HTML"
 """Set to "off", this variable of the environment keeps runs from building the page, which takes some seconds."""
 
 
+def is_wanted() -> bool:
+    """Whether a run should have a page."""
+    return os.environ.get(OFF) != "off"
+
+
 def write_page(folder: Path) -> tuple[Path | None, str | None]:
     """Builds the page of a finished run.
 
@@ -25,7 +30,7 @@ def write_page(folder: Path) -> tuple[Path | None, str | None]:
         InputError: the folder has no run.
         OSError: the folder cannot be written.
     """
-    if os.environ.get(OFF) == "off":
+    if not is_wanted():
         return None, None
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:

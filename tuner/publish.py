@@ -6,7 +6,8 @@ import fcntl
 import itertools
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,7 @@ from tuner.candidates import Space
 from tuner.errors import InputError
 from tuner.known import Known, read_best
 from tuner.outcome import TuneResult
-from tuner.pages import PAGE, write_page
+from tuner.pages import PAGE, is_wanted, write_page
 from tuner.records import Journal, Record, RunInfo, write_text
 from tuner.report import best_json, report_markdown, run_end
 from tuner.study.earlier import TakenUp, read_earlier, take_up
@@ -101,7 +102,8 @@ class Folder:
         """Appends one record to trials.jsonl."""
         self._journal.add(record)
 
-    def finish(self, result: TuneResult, interrupted: bool, choose: Choice) -> Published:
+    def finish(self, result: TuneResult, interrupted: bool, choose: Choice, on_stage: Callable[[str], None] = lambda stage: None,
+               has_time_for_page: Callable[[], bool] = lambda: True) -> Published:
         """Writes everything else.
 
         trials.jsonl, report.md and report.html are of this run. The best.* of an earlier run stay where this one found nothing as
@@ -116,6 +118,8 @@ class Folder:
             result: what the run found.
             interrupted: whether the user ended it.
             choose: gives the configs for row counts at which the winner is not fit.
+            on_stage: told what begins.
+            has_time_for_page: asked when all else is done; else report.html is left out, which is said.
 
         Raises:
             NoValidKernel, ToolchainError: as `choose`.
@@ -125,14 +129,21 @@ class Folder:
         kept = why_kept(read_best(best), result)
         written = [self._path / TRIALS, report]
         if result.winner is not None and kept is None:
-            write_artifact(cu, header, render(result.problem, result.winner.config), result, choose, best)
+            on_stage("choosing the configs of best.cu")
+            against = write_artifact(cu, header, render(result.problem, result.winner.config), result, choose, best)
+            result = replace(result, checks=(*result.checks, *against))
             write_text(best, best_json(result))
             written = [cu, header, best, *written]
-        write_text(report, report_markdown(result, interrupted, kept))
+        no_page = None if not is_wanted() or has_time_for_page() else (
+            f"{PAGE} was left out, since time was up; python -m reports {self._path} writes it")
+        write_text(report, report_markdown(result, interrupted, kept, no_page))
         (self._path / PAGE).unlink(missing_ok=True)
         self._journal.settle((*result.records, *self.taken.aside), not interrupted and result.lost is None,
                              run_end(result, interrupted))
-        page, no_page = write_page(self._path)
+        page = None
+        if no_page is None:
+            on_stage(f"drawing {PAGE}")
+            page, no_page = write_page(self._path)
         return Published((*written, *filter(None, [page])), kept, no_page)
 
 

@@ -70,7 +70,9 @@ class Record:
         measured: whether time_us was measured; otherwise it is predicted by the cost model.
         final_us: the time from the interleaved re-timing of the fastest; None for the others.
         errors: by wanted gradient.
-        rows: the row counts at which it was validated.
+        rows: the row counts at which it was validated by the search.
+        gate_rows: those at which the gate did so, on other data; none where it was not examined, and in files from before they
+            were kept apart.
         resources: what the device compiler reported, by kernel.
         times: final_us and the same in the other regime, with what is known of each; empty where there is no final time.
         source: the digest of its source (wisdom/source.py); empty where it was not rendered, and in files from before there was
@@ -88,6 +90,7 @@ class Record:
     resources: Mapping[str, Resources] = field(default_factory=dict)
     times: Mapping[Regime, Summary] = field(default_factory=lambda: _NONE)
     source: str = ""
+    gate_rows: tuple[int, ...] = ()
 
     @property
     def best_us(self) -> float:
@@ -117,7 +120,7 @@ class Record:
             "rows": list(self.rows),
             "resources": {kernel: asdict(entry) for kernel, entry in self.resources.items()},
             "times": {regime: summary.as_json() for regime, summary in self.times.items()},
-            "source": self.source,
+            "source": self.source, "gate_rows": list(self.gate_rows),
         }
 
     @classmethod
@@ -130,7 +133,8 @@ class Record:
         time, found = values["time"] or {}, values.get("times", {})  # files from before there were two regimes have none
         time_us, final_us = time.get("us"), time.get("final_us")
         entries = (*values["resources"].values(), *found.values())
-        always = (*values["rows"], *(value for entry in entries for value in entry.values()))
+        gate_rows = values.get("gate_rows", ())
+        always = (*values["rows"], *gate_rows, *(value for entry in entries for value in entry.values()))
         sometimes = (time_us, final_us, *(value for entry in values["errors"].values() for value in entry.values()))
         for value in (*always, *(value for value in sometimes if value is not None)):
             if not (isinstance(value, int | float) and math.isfinite(value)):
@@ -146,7 +150,8 @@ class Record:
                     for name, error in values["errors"].items()}),
             shared(tuple(values["rows"])),
             _resources(tuple((kernel, Resources(**entry)) for kernel, entry in values["resources"].items())),
-            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found} or _NONE, source)
+            {regime: Summary.from_json(found[regime]) for regime in REGIMES if regime in found} or _NONE, source,
+            shared(tuple(gate_rows)))
 
 
 @lru_cache(KEPT)
@@ -171,7 +176,7 @@ class RunInfo:
         target: the architecture the kernels are for.
         seed: of the data and the search.
         trials: the largest number of candidates.
-        timeout_s: seconds after which no candidate was begun; None: no limit.
+        timeout_s: seconds that the run might take; None: no limit.
         date: when the run began, ISO 8601, UTC.
         command: how it was started.
         version: git revision of the sources where they lie in a repository, else the package's version.

@@ -48,8 +48,9 @@ def run_end(result: TuneResult, interrupted: bool) -> dict[str, Any]:
     }
 
 
-def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | None = None) -> str:
-    """The whole run as a page; `kept` is the sentence that says why an earlier run's best.* stay."""
+def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | None = None, no_page: str | None = None) -> str:
+    """The whole run as a page; `kept` and `no_page` are the sentences that say why an earlier run's best.* stay, and why there is
+    no report.html."""
     info, winner = result.info, result.winner
     lines = [
         f"# LayerNorm+Linear backward, {problem_text(info)}", "",
@@ -63,6 +64,8 @@ def report_markdown(result: TuneResult, interrupted: bool = False, kept: str | N
         lines += [f"**{capitalised(result.lost)}. What follows is what was finished until then.**", ""]
     if kept is not None:
         lines += [f"**{kept}**", ""]
+    if no_page is not None:
+        lines += [f"{no_page}.", ""]
     if winner is None:
         lines += ["No candidate was valid.", ""]
     else:
@@ -85,7 +88,7 @@ def _winner(result: TuneResult, winner: Record) -> list[str]:
     if not winner.measured:
         lines += _prediction(result, winner)
     lines += [
-        "", f"Validated at {rows_text(winner)} rows. The relative Frobenius error of each gradient, where {limit:g} is allowed, "
+        "", f"Validated {rows_text(winner)}. The relative Frobenius error of each gradient, where {limit:g} is allowed, "
         "and its largest error of an element in multiples of that element's bound, where 1 is allowed:", "",
         "| gradient | normwise | worst element / bound |", "|---|---|---|"]
     lines += [

@@ -5,9 +5,9 @@ compiled and validated on the CPU, and the fastest predicted of the valid ones w
 
 The winner is the first of the fastest that passes the gate (tuner.gate).
 
-Time. A run on a GPU ends after TIMEOUT seconds unless the caller says otherwise. The end of it is for the gate and, where it is
-asked for, the ablation (tuner.schedule); before, the space is surveyed and ranked, candidates are tried, and the last FINAL_SHARE
-is for the finalists. What is predicted to run far too long is not tried at all.
+Time. A run on a GPU ends after TIMEOUT seconds unless the caller says otherwise. The end of it is for the gate and what else
+follows (tuner.schedule); before, the space is surveyed and ranked, candidates are tried, and on a GPU the last FINAL_SHARE is for
+the finalists. What is predicted to run far too long is not tried at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from tuner.guess import longest, rank
 from tuner.outcome import Event, TuneResult, rejections, spills
 from tuner.pipeline import told, try_in_turn
 from tuner.pipeline import workers as cores
+from tuner.proofs import Proofs
 from tuner.provenance import now, sources_digest, version
 from tuner.records import Record, RunInfo, Status
 from tuner.request import Request
@@ -70,10 +71,6 @@ FINALISTS, FINAL_WITHIN = 8, 1.25
 """The fastest are timed again in turns (tuner.timing.finals): at most so many, and only those whose first time lies within this
 factor of the best."""
 
-LATE = 10.0
-"""Seconds after time is up for which a run without a GPU waits for what is being judged; then it goes on without."""
-
-
 class TuningRun:
     """A run that can be interrupted: whatever is raised from `execute`, `result` has all that was finished.
 
@@ -82,29 +79,40 @@ class TuningRun:
         executor: where candidates run: in this process, or, with Workers, in others.
         store: where compiled kernels are kept, for the compiler reports of runs without a GPU.
         storage: where the study is that this run shares with others; None: it has the search to itself.
+        files: whether best.cu, with its companions, and the pages are written afterwards, in the time of the request.
+        proofs: of these companions, which begin while the winner is still examined.
+        began: when the time of the request began, by time.monotonic; None: now.
         on_record: called with each record when it is finished.
         on_event: called after each step.
+
+    Attributes:
+        info: what the run is made under.
+        problem, space: what is computed, and the candidates.
+        schedule: when each part ends.
 
     Raises:
         InvalidProblem, UnsupportedDtype, InvalidConfig, InputError, InputTypeError: the request makes no sense.
     """
 
     def __init__(self, request: Request, executor: Executor | Workers, *, store: Store | None = None,
-                 storage: Storage | None = None,
+                 storage: Storage | None = None, files: bool = False, proofs: Proofs | None = None, began: float | None = None,
                  on_record: Callable[[Record], None] = lambda record: None,
                  on_event: Callable[[Event], None] = lambda event: None) -> None:
-        began = time.monotonic()
+        began = time.monotonic() if began is None else began
         self._request = request
         self._executor = executor
         self._store = Store() if store is None else store
         self._storage = storage
+        self._proofs = proofs
         self.on_record = on_record
         self.on_event = on_event
         self.problem = request.problem()
-        self.space = survey(self.problem, executor.limits, request.variants)
         self._trials = request.trials or (TRIALS if executor.measures else SHORTLIST)
         self._timeout = request.timeout or (TIMEOUT if executor.measures else None)
-        self._schedule = Schedule.of(self._timeout, executor.measures, request.ablation, began)
+        self.schedule = Schedule(math.inf if self._timeout is None else self._timeout, executor.measures, request.ablation, files,
+                                 began)
+        with self.schedule.pace.computing():
+            self.space = survey(self.problem, executor.limits, request.variants)
         self._records: dict[Config, Record] = {}
         self._best: Record | None = None
         self._fastest: Config | None = None
@@ -129,17 +137,26 @@ class TuningRun:
             ToolchainError: there is no compiler for the executor.
             KeyboardInterrupt: the user's.
         """
-        predicted = seeds_first(rank(self.space), self.space, self.info)
+        self._tell("predicting times", 0, 1)
+        with self.schedule.pace.computing():
+            predicted = seeds_first(rank(self.space), self.space, self.info)
+        self._tell("compiling the first candidates", 0, 1)
         try:
             judge = self._judge()
-            with self._in_time(judge):
+            with stopped_at(lambda: self.schedule.gives_up, judge.stop) as stopped, suppress(RunEnded):
                 if self._executor.measures:
                     self._search(predicted, judge)
                 else:
                     self._validate_best(predicted, judge)
-                if self._lost is None:
-                    self._pass_gate(judge)
-                    self._ablate(judge, predicted)
+            if self._lost is not None:
+                return
+            if stopped.is_set():
+                judge = self._judge()
+                self._said += ("what still ran when the time of the search was up was given up",)
+            with stopped_at(lambda: self.schedule.stops, judge.stop):
+                self._pass_gate(judge)
+            self._prove_companions()
+            self._ablate(judge, predicted)
         except DeviceLost as error:
             self._lose(next(reversed(self._records), "its start"), error)
 
@@ -181,10 +198,12 @@ class TuningRun:
         within = sorted((record for record in tried if record.best_us <= FINAL_WITHIN * judge.best_us and not spills(record)),
                         key=lambda record: record.best_us)[:FINALISTS]
         for done, record in enumerate(within):
-            if record.status is Status.SLOWER and not self._schedule.passed(1 - FINAL_SHARE / 2):
+            if record.status is Status.SLOWER and not self.schedule.passed(1 - FINAL_SHARE / 2):
                 self._tell("validating the fastest", done, len(within))
                 try:
                     self._records[record.config] = judge.validate(record)
+                except RunEnded:
+                    raise
                 except DeviceLost as error:
                     self._lose(record.config, error)
                     return []
@@ -207,8 +226,10 @@ class TuningRun:
             found = finals.run(
                 lambda config, regime: judge.time(config, regime, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=regime,
                 least_us=plausible_us(self.problem, limits), watch=watch, get_ready=judge.get_ready,
-                enough=lambda: self._schedule.passed(1),
+                enough=lambda: self.schedule.passed(1),
                 on_round=lambda done, total: self._tell("timing the fastest again", done, total))
+        except RunEnded:
+            raise
         except DeviceLost as error:
             return self._lose("the finals", error)
         for finalist in found.finalists:
@@ -261,14 +282,16 @@ class TuningRun:
     def _pass_gate(self, judge: Judge) -> None:
         """The first of the fastest that passes wins. Once time is up, the next one does, and that it was not examined is said."""
         store = self._executor.store if isinstance(self._executor, Workers) else self._store.root
-        gate = open_gate(judge, self._executor, self.problem, store, self._request.deterministic, self._schedule.closes)
+        gate = open_gate(judge, self._executor, self.problem, store, self._request.deterministic, self.schedule.closes)
         fastest = contenders(self._records.values(), self._fastest)
         for done, record in enumerate(fastest):
             self._fastest = record.config
-            if done and time.monotonic() >= self._schedule.closes:
+            if done and self.schedule.closed():
                 self._checks = (out_of_time(done),)
                 return
             self._tell("examining the fastest", done, len(fastest))
+            if self._proofs is not None:
+                self._proofs.begin(self.problem, record.config)
             try:
                 passage = gate.examine(record)
             except RunEnded:  # while it was examined: that it was not is what is said of it
@@ -284,29 +307,41 @@ class TuningRun:
             self._said += (passage.rejection,)
             self._fastest = None
 
+    def _prove_companions(self) -> None:
+        """Waits for what was begun when the winner was to be examined: it comes before all that can be left out."""
+        if self._proofs is not None and self.result().winner is not None:
+            self._tell("checking the configs for other row counts", 0, 1)
+            self._proofs.finish(self.schedule.left_for_proofs())
+
     def _ablate(self, judge: Judge, predicted: Iterable[Config]) -> None:
-        """Looks what each parameter of the winner is worth, where that is asked for."""
+        """Looks what each parameter of the winner is worth, where that is asked for. Without a GPU that is predicted at once."""
         if self._request.ablation and (winner := self.result().winner) is not None:
+            if self._executor.measures and self.schedule.stopped():
+                self._said += ("what each parameter of the winner is worth was not looked at, since time was up",)
+                return
             self._tell("changing one parameter at a time", 0, 1)
             try:
-                self._ablation = ablate(winner, self.space, predicted, self._records, judge, self._executor,
-                                        as_regime(self._request.regime), self._schedule.stops)
+                with stopped_at(lambda: self.schedule.stops, judge.stop) if self._executor.measures else nullcontext():
+                    self._ablation = ablate(winner, self.space, predicted, self._records, judge, self._executor,
+                                            as_regime(self._request.regime), self.schedule.stops)
             except ToolchainError as error:  # the winner is none the worse for it
                 self._said += (f"what each parameter of the winner is worth was not looked at: {error}",)
 
     def _try(self, search: Search, judge: Judge, share: float, on_record: Callable[[Record], Record]) -> None:
-        """Tries candidates until such a part of the time is over; with all who share the study, if there is one."""
+        """Tries candidates until such a part of the time is over, or, while none is valid, as long as may be; with all who share
+        the study, if there is one."""
         def out_of_time() -> bool:
-            return self._schedule.passed(share)
+            return self.schedule.given_up() if self._best is None else self.schedule.passed(share)
 
         lanes = self._lanes()
         if self._storage is None:
-            try_in_turn(strategy_for(search), judge, out_of_time, on_record, lanes=lanes)
+            try_in_turn(strategy_for(search), judge, out_of_time, on_record, lanes=lanes, pace=self.schedule.pace)
             return
         from tuner.study.together import try_together
 
         try:
-            try_together(self._storage, self.info, self.space, search, judge, out_of_time, on_record, lanes)
+            try_together(self._storage, self.info, self.space, search, judge, out_of_time, on_record, lanes,
+                         self.schedule.pace)
         except StorageLost as error:
             self._alone = f"{error}; this run went on alone with what it had"
 
@@ -322,11 +357,6 @@ class TuningRun:
         if isinstance(self._executor, Workers):
             return self._executor.judge(self.problem, eps=eps, seed=seed, regime=regime, report=report)
         return Evaluator(self._executor, self.problem, eps=eps, seed=seed, regime=regime, report=report)
-
-    def _in_time(self, judge: Judge) -> AbstractContextManager[None]:
-        """Where candidates run on the CPU, ends what does not end by itself soon after time is up. A GPU cannot be told to."""
-        late = self._timeout is not None and not self._executor.measures
-        return stopped_at(self._schedule.stops + LATE, judge.stop) if late else nullcontext()
 
     def _add(self, record: Record, total: int) -> Record:
         self._records[record.config] = record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from codegen.dtypes import OWN_CLASS, dtype_words
 from tuner.outcome import TuneResult
 from tuner.records import Record, RunInfo
@@ -35,8 +37,13 @@ def share_of_floor(result: TuneResult, record: Record) -> float:
 
 
 def rows_text(record: Record) -> str:
-    """The row counts a record was validated at: "1, 61 and 64"."""
-    texts = [str(rows) for rows in record.rows]
+    """The row counts a record was validated at: "at 1, 61 and 64 rows, and by the gate, on other data, at 13 and 33"."""
+    searched = f"at {_listed(record.rows)} rows"
+    return f"{searched}, and by the gate, on other data, at {_listed(record.gate_rows)}" if record.gate_rows else searched
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    texts = [str(number) for number in numbers]
     return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else "no"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ from typing import cast
 from rich.console import Console
 
 from codegen.dtypes import ACCURACIES, DTYPES, OWN_CLASS, check_accuracy, check_dtypes
-from tuner.arguments import FAILED, OK, Parser, exit_status, parse_names
+from tuner.arguments import FAILED, OK, Parser, parse_names, run_recorded
 from tuner.bench.arena import Arena, TorchArena
 from tuner.bench.floors import RatedExecutor, Rates
 from tuner.bench.ours import Tuning
@@ -26,6 +25,7 @@ from tuner.bench.shapes import NAMED, NamedShape, parse_shapes
 from tuner.bench.sheet import Sheet, check_folder
 from tuner.bench.torch_gpu import Torch, open_torch
 from tuner.choose import open_executor
+from tuner.console import results_console
 from tuner.errors import InputError, ToolchainError
 from tuner.known import reports_folder
 from tuner.provenance import now, version
@@ -40,10 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     0: every row has a time of our kernel. 1: one has none, or there is no GPU. 2: the arguments make no sense. 130: interrupted
     by Ctrl-C; the rows that were finished are kept.
     """
-    options = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "tuner", "bench", *arguments])
-    return exit_status("bench", lambda: _bench(options, command), options.debug,
-                       "interrupted; the rows that were finished are written")
+    return run_recorded(_parser(), _bench, arguments, "interrupted; the rows that were finished are written")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,7 +135,7 @@ def _measure(executor: RatedExecutor, cases: Sequence[Case], options: Options, f
     setting = Setting(
         command, now(), version(), executor.device, versions(executor.limits.arch, {} if torch is None else torch.versions),
         options.tuning.seed, options.samples, options.peers, rates, absent, tuple(case.title for case in cases))
-    console, errors = Console(), Console(stderr=True)
+    console, errors = results_console(), Console(stderr=True)
     sheet = Sheet(folder, setting, cases, resume)
     missing = sheet.missing
     if len(missing) < len(cases):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
+from codegen.config import Config
 from codegen.problem import Problem
 from codegen.render import render
 from tuner.bench.measure import BUDGET_SECONDS
@@ -70,12 +72,25 @@ def choose(case: Case, executor: Executor, tuning: Tuning, on_event: Callable[[E
     """
     known = None if tuning.always else exact(case.problem, executor, Book())
     if known is not None:
-        evaluator = Evaluator(executor, case.problem, seed=tuning.seed)
-        compiled = evaluator.compile(known)
-        record = evaluator.judge(compiled)
-        if record.status is Status.OK:
-            return Kernel(cast(TimedProgram, compiled.program), record, "known")
+        with suppress(NoValidKernel):
+            return prove(case.problem, executor, known, tuning.seed)
     return _tune(case, executor, tuning, on_event)
+
+
+def prove(problem: Problem, executor: Executor, config: Config, seed: int) -> Kernel:
+    """The kernel of a config, compiled and found valid.
+
+    Raises:
+        NoValidKernel: it is not; the message says why.
+        DeviceLost: it took the GPU with it.
+        ToolchainError: there is no compiler.
+    """
+    evaluator = Evaluator(executor, problem, seed=seed)
+    compiled = evaluator.compile(config)
+    record = evaluator.judge(compiled)
+    if record.status is not Status.OK:
+        raise NoValidKernel(f"{config} is no kernel for it: {record.status.value} ({record.reason})")
+    return Kernel(cast(TimedProgram, compiled.program), record, "known")
 
 
 def _tune(case: Case, executor: Executor, tuning: Tuning, on_event: Callable[[Event], None]) -> Kernel:

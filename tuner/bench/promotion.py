@@ -19,19 +19,17 @@ from pathlib import Path
 
 from codegen.arithmetic import FINEST_CLASS
 from codegen.config import Config, Value
-from codegen.errors import CodegenError
 from codegen.limits import Limits
 from codegen.problem import Problem, Shape
 from codegen.render import render
 from codegen.space import make_config, nearest_runnable
 from codegen.variants import VARIANTS
-from tuner.arguments import FAILED, OK, USAGE, Parser
+from tuner.arguments import OK, Parser, exit_status
 from tuner.bench.arena import Judging
 from tuner.bench.cli import open_gpu
 from tuner.bench.errors import Judge
 from tuner.bench.peers import Tensors, eager
 from tuner.bench.torch_gpu import Torch, open_torch
-from tuner.errors import InputError, InputTypeError, TunerError
 from tuner.executors import Executor
 from tuner.inputs import Inputs, random_inputs
 from tuner.known import reports_folder
@@ -58,11 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--hidden", type=int, default=512, metavar="N", help="H (default 512)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default reports/<device>)")
     options = parser.parse_args(arguments)
-    try:
-        return _run(options)
-    except (CodegenError, TunerError, OSError) as error:
-        print(f"promotion: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+    return exit_status("promotion", lambda: _run(options))
 
 
 def configs(problem: Problem, limits: Limits) -> dict[tuple[Way, int], Config]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from codegen.problem import Problem, Shape
 from tuner.bench.floors import Floor, Rates
@@ -15,6 +15,10 @@ from tuner.bench.shapes import NamedShape
 
 SCHEMA = 2
 """Version of bench.json. It rises whenever a field changes its meaning or goes."""
+
+
+Standing = Literal["faster", "level", "slower"]
+"""How a time of ours stands to a peer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +130,23 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """The best peer's time over ours: 2 is twice as fast."""
-        best = None if self.best_peer is None else self.peers[self.best_peer].warm
+        best = self._best
         return None if best is None or self.ours.warm is None else best.median / self.ours.warm.median
+
+    @property
+    def standing(self) -> Standing | None:
+        """How ours stands to the best peer. Level: the two times lie no further apart, as a share of the smaller, than their
+        noises together, so that measured once more either might be the smaller."""
+        best, ours = self._best, self.ours.warm
+        if best is None or ours is None:
+            return None
+        if abs(best.median - ours.median) <= (best.noise + ours.noise) * min(best.median, ours.median):
+            return "level"
+        return "faster" if ours.median < best.median else "slower"
+
+    @property
+    def _best(self) -> Spread | None:
+        return None if self.best_peer is None else self.peers[self.best_peer].warm
 
     @property
     def share(self) -> float | None:

@@ -41,11 +41,7 @@ class Sheet:
         self._folder = folder
         self._cases = cases
         check_folder(folder)
-        earlier = read_results(folder / JSON) if resume else None
-        if earlier is None:
-            earlier = Results()
-        for part in earlier.parts:
-            check_same(part, setting, folder / JSON)
+        earlier = _continued(folder / JSON, setting) if resume else Results()
         _check_names(earlier, cases, folder / JSON)
         self._results = earlier
         self._parts = (*earlier.parts, setting)
@@ -101,21 +97,35 @@ def read_results(path: Path) -> Results | None:
     except FileNotFoundError:
         return None
     except (OSError, AttributeError, CodegenError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} cannot be continued, since it is no result of this program ({error}); leave --resume out to "
-                         "replace it, or choose another folder with --out") from error
+        raise InputError(f"{path} is no result of this program ({error})") from error
 
 
-def check_same(earlier: Setting, now: Setting, path: Path) -> None:
-    """Raises InputError where rows of the two may not stand in one file."""
-    instead = "leave --resume out to replace it, or choose another folder with --out"
+def why_apart(earlier: Setting, later: Setting) -> str | None:
+    """Why rows of the two may not stand in one file, as a clause in which they are "there" and "here"; None where they may."""
     for name, words in COMMON.items():
-        before, after = getattr(earlier, name), getattr(now, name)
-        if before != after:
-            raise InputError(
-                f"{path} cannot be continued: {words} there: {_text(before)}, now: {_text(after)}; {instead}")
-    if now.version.endswith("+"):
-        raise InputError(f"{path} cannot be continued, since the sources were changed after revision {now.version[:-1]}, and "
-                         f"nothing tells whether they are the same; commit them, or {instead}")
+        there, here = getattr(earlier, name), getattr(later, name)
+        if there != here:
+            return f"{words} there: {_text(there)}, here: {_text(here)}"
+    if later.version.endswith("+"):
+        return f"the sources were changed after revision {later.version[:-1]}, and nothing tells whether they are the same"
+    return None
+
+
+def _continued(path: Path, setting: Setting) -> Results:
+    """What a file holds that this invocation goes on with; nothing where there is none.
+
+    Raises:
+        InputError: it cannot be continued.
+    """
+    advice = "leave --resume out to replace it, or choose another folder with --out"
+    try:
+        earlier = read_results(path) or Results()
+    except InputError as error:
+        raise InputError(f"{error}; {advice}") from error
+    for part in earlier.parts:
+        if (why := why_apart(part, setting)) is not None:
+            raise InputError(f"{path} cannot be continued: {why}; {advice}")
+    return earlier
 
 
 def _check_names(earlier: Results, cases: Sequence[Case], path: Path) -> None:

@@ -59,15 +59,19 @@ class Compiler:
         number = re.search(r"\d+\.\d+", self.version)
         return f"{Path(self.command[0]).name} {number.group() if number else self.version}"
 
-    def run(self, arguments: Sequence[str], folder: Path, what: str) -> None:
+    def run(self, arguments: Sequence[str], folder: Path, what: str, patience: int = 1) -> None:
         """Compiles in `folder`.
+
+        Args:
+            what: what is compiled, for messages.
+            patience: as of run_compiler.
 
         Raises:
             CompileError: the compiler refused, or did not end; the message holds its first error, a note all it said.
             ToolchainError: the compiler cannot be started.
         """
         try:
-            done = run_compiler([*self.command, *arguments], folder)
+            done = run_compiler([*self.command, *arguments], folder, patience=patience)
         except OSError as error:
             sentence = f"{self.command[0]} cannot be started ({error.strerror}); set CXX to a C++17 compiler"
             raise ToolchainError(sentence) from error

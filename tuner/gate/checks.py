@@ -51,6 +51,19 @@ def out_of_time(rejected: int) -> Check:
     return Check("safety gate", Outcome.NOT_RUN, f"time was up when it had rejected {rejected} faster ones")
 
 
+def unfit(config: object, first: int, rows: int, reason: str) -> Check:
+    """What there is to say of an artifact none of whose configs is fit for certain row counts.
+
+    Args:
+        config: the one that serves them, from `first` rows on.
+        rows: the lowest of them that was looked at.
+        reason: why it is not fit there.
+    """
+    return Check("row counts that best.cu has no fit config for", Outcome.FAILED,
+                 f"do not call it with {rows} rows: {config}, which serves {first} rows and more, is not fit there, and no other "
+                 f"was found: {reason}")
+
+
 COMPANIONS = Check("safety gate of the configs that best.cu holds for other row counts", Outcome.NOT_RUN,
                    "each was only validated when it was chosen, at a row count of its range or as near as the cost allowed")
 """What there is to say of those that the artifact holds beside the winner."""

@@ -113,7 +113,7 @@ class Gate:
     def _on_other_data(self, record: Record) -> Passage:
         found = self._judge.recheck(record)
         outcome = Outcome.PASSED if found.status is Status.OK else Outcome.FAILED
-        new = ", ".join(str(rows) for rows in found.rows if rows not in record.rows)
+        new = ", ".join(str(rows) for rows in found.gate_rows if rows not in record.rows)
         said = found.reason or "validated with another seed" + (f", at {new} rows that the search had not seen" if new else "")
         return Passage(found, (Check("other data", outcome, said),))
 

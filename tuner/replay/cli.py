@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 from codegen.config import Config
 from tuner.arguments import OK, Parser, exit_status
 from tuner.errors import InputError, NoValidKernel
-from tuner.evaluate import Judge
 from tuner.outcome import REJECTED
 from tuner.pipeline import try_in_turn
 from tuner.records import Record, Status
@@ -27,8 +25,7 @@ def replay(field: Field, trials: int, seed: int, faults: Mapping[Config, Fault] 
     ranked = field.candidates
     strategy = Listed(ranked) if len(ranked) <= trials else Guided(ranked, field.predicted, trials, seed)
     records: list[Record] = []
-    judge = cast(Judge, RecordedJudge(field, faults))  # of which only `compile` and `judge` are asked
-    try_in_turn(strategy, judge, lambda: False, records.append)
+    try_in_turn(strategy, RecordedJudge(field, faults), lambda: False, records.append)
     return records
 
 

@@ -75,74 +75,100 @@ def _field(path: Path) -> Field:
     return Field(load(path))
 
 
-def _play(path: Path, name: str, seed: int) -> tuple[list[float], float]:
-    """What one search reached, and the seconds it took."""
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """One search on one space, once for each seed.
+
+    Attributes:
+        reached: what it reached.
+        tried: how many configs it had tried when it ended, [seeds].
+    """
+
+    reached: Reached
+    tried: NDArray[np.int64]
+
+
+Found = Mapping[str, Mapping[Path, Runs]]
+"""By search and space."""
+
+
+def _play(path: Path, name: str, seed: int) -> tuple[list[float], int, float]:
+    """What one search reached, how many configs it tried, and the seconds it took."""
     field, began = _field(path), time.perf_counter()
     tried = rivals()[name](field, AFTER[-1], seed)
-    return [field.reached(tried, after) for after in AFTER], time.perf_counter() - began
+    return [field.reached(tried, after) for after in AFTER], len(tried), time.perf_counter() - began
 
 
-def compare(paths: Sequence[Path], names: Sequence[str], seeds: int, workers: int) -> dict[str, dict[Path, Reached]]:
-    """What each search reached on each space."""
+def compare(paths: Sequence[Path], names: Sequence[str], seeds: int, workers: int) -> Found:
+    """Plays each search on each space."""
     # Ctrl-C at a terminal is for all processes: these end by it without a word.
     with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
         runs = {name: {path: [pool.submit(_play, path, name, seed) for seed in range(seeds)] for path in paths} for name in names}
-        found: dict[str, dict[Path, Reached]] = {}
+        found: dict[str, dict[Path, Runs]] = {}
         for name, of_paths in runs.items():
             found[name] = {}
             for path, futures in of_paths.items():
-                played = [future.result() for future in futures]
-                found[name][path] = np.array([reached for reached, _ in played])
-                seconds = sum(took for _, took in played) / seeds
-                print(f"{name} on {path.name}: {_row(found[name][path])}; {seconds:.1f} s a run", flush=True)
+                reached, tried, seconds = zip(*(future.result() for future in futures), strict=True)
+                found[name][path] = Runs(np.array(reached), np.array(tried))
+                print(f"{name} on {path.name}: {_row(found[name][path])}; {np.mean(seconds):.1f} s a run", flush=True)
     return found
 
 
-def _row(reached: Reached) -> str:
-    return " ".join(f"{100 * value:.1f}" for value in reached.mean(axis=0)) + f" %, near {_near(reached):.0%}"
+def _row(runs: Runs) -> str:
+    return " ".join(f"{100 * value:.1f}" for value in runs.reached.mean(axis=0)) + f" %, near {_near(runs):.0%}"
 
 
-def _near(reached: Reached) -> float:
-    return float((reached[:, JUDGED] >= NEAR).mean())
+def _near(runs: Runs) -> float:
+    return float((runs.reached[:, JUDGED] >= NEAR).mean())
 
 
-def report(found: Mapping[str, Mapping[Path, Reached]], seeds: int, ahead: int) -> str:
+def _ahead_of(found: Found, name: str) -> Difference:
+    """How far our search is ahead of that one."""
+    ours, theirs = ([runs.reached for runs in found[one].values()] for one in (OURS, name))
+    return difference(ours, theirs)
+
+
+def report(found: Found, seeds: int) -> str:
     """The comparison for a reader, in Markdown."""
     paths = list(next(iter(found.values())))
     after = " | ".join(str(count) for count in AFTER)
     lines = [
         "# Searches on recorded spaces", "",
         f"{now()}, revision {version()}. {seeds} seeds. Per cent of the optimum that the best of the first "
-        f"{', '.join(map(str, AFTER))} configs reached, in the mean; *near*: runs within 5 % of it after {AFTER[JUDGED]}.",
-        f"`{OURS}` is the tuner's search, with {ahead} configs in flight, as in a tuning run; the others know every time before "
-        "they choose. `predicted` is the cost model's order; `kt` are strategies of Kernel Tuner in its simulation mode."]
+        f"{', '.join(map(str, AFTER))} configs reached, in the mean; *near*: runs within 5 % of it after {AFTER[JUDGED]}; "
+        "*tried*: configs a search had tried when it ended, in the mean.", "",
+        f"`{OURS}` is the tuner's search, with {IN_FLIGHT} configs in flight, as in a tuning run; all others know every time "
+        "before they choose. `predicted` is the cost model's order alone. Some of that model's constants were chosen with times "
+        "of this GPU, so there is also `unaided`, the tuner's search without it. `kt` are strategies of Kernel Tuner in its "
+        "simulation mode. Some of these ask for the same configs again and again where all that lies round their best was "
+        "tried, or fail where a neighbour was not recorded; then they have ended."]
     for path in paths:
         field = _field(path)
         lines += ["", f"## {field.recorded.origin.shape} {field.recorded.origin.dtype}", "",
                   f"{len(field.candidates)} candidates, {len(field.times)} with a time, the best {field.best_us:.4g} us; "
-                  f"{len(field.recorded.results)} of {field.recorded.valid} valid configs recorded ({path.name}).", "",
-                  f"| search | {after} | near |", "|---|" + "---|" * (len(AFTER) + 1)]
-        for name, reached in found.items():
-            values = " | ".join(f"{100 * value:.1f}" for value in reached[path].mean(axis=0))
-            lines.append(f"| {name} | {values} | {_near(reached[path]):.0%} |")
+                  f"recorded: {field.recorded.extent()}, in {path.name}.", "",
+                  f"| search | {after} | near | tried |", "|---|" + "---|" * (len(AFTER) + 2)]
+        for name, of_paths in found.items():
+            values = " | ".join(f"{100 * value:.1f}" for value in of_paths[path].reached.mean(axis=0))
+            lines.append(f"| {name} | {values} | {_near(of_paths[path]):.0%} | {of_paths[path].tried.mean():.0f} |")
     if OURS in found and len(found) > 1:
         lines += ["", f"## {OURS} against each other, after {AFTER[JUDGED]}, all spaces", "",
                   "| search | difference, % of the optimum | 95 % interval |", "|---|---|---|"]
-        for name, theirs in found.items():
+        for name in found:
             if name != OURS:
-                one = difference(list(found[OURS].values()), list(theirs.values()))
+                one = _ahead_of(found, name)
                 lines.append(f"| {name} | {100 * one.mean:+.2f} | {100 * one.low:+.2f} to {100 * one.high:+.2f} |")
     return "\n".join(lines) + "\n"
 
 
-def as_json(found: Mapping[str, Mapping[Path, Reached]], seeds: int, ahead: int) -> str:
+def as_json(found: Found, seeds: int) -> str:
     """The same for programs, with every run."""
-    runs = {name: {path.name: np.round(reached, 5).tolist() for path, reached in of_paths.items()}
+    runs = {name: {path.name: np.round(one.reached, 5).tolist() for path, one in of_paths.items()}
             for name, of_paths in found.items()}
-    differences = {name: asdict(difference(list(found[OURS].values()), list(theirs.values())))
-                   for name, theirs in found.items() if OURS in found and name != OURS}
-    return json.dumps({"date": now(), "version": version(), "seeds": seeds, "ahead": ahead, "after": AFTER,
-                       "reached": runs, "ahead_of": differences}) + "\n"
+    tried = {name: {path.name: one.tried.tolist() for path, one in of_paths.items()} for name, of_paths in found.items()}
+    differences = {name: asdict(_ahead_of(found, name)) for name in found if OURS in found and name != OURS}
+    return json.dumps({"date": now(), "version": version(), "seeds": seeds, "ahead": IN_FLIGHT, "after": AFTER,
+                       "reached": runs, "tried": tried, "ahead_of": differences}) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,8 +197,8 @@ def _compare(options: argparse.Namespace, known: Sequence[str]) -> int:
     for path in options.files:
         _field(path)
     found = compare(options.files, names, options.seeds, options.workers)
-    write_text(options.out / "search.md", report(found, options.seeds, IN_FLIGHT))
-    write_text(options.out / "search.json", as_json(found, options.seeds, IN_FLIGHT))
+    write_text(options.out / "search.md", report(found, options.seeds))
+    write_text(options.out / "search.json", as_json(found, options.seeds))
     return OK
 
 

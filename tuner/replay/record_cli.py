@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from codegen.config import Config
+from codegen.problem import Problem
 from codegen.render import render
-from tuner.arguments import FAILED, OK, Parser, exit_status, parse_names, terminated_as_interrupted
+from tuner.arguments import FAILED, OK, Parser, parse_names, run_recorded, terminated_as_interrupted
 from tuner.asked import add_options, request
 from tuner.candidates import Space, survey
 from tuner.choose import open_executor
@@ -33,7 +34,7 @@ from tuner.toolchain import find_nvcc
 SAY_EVERY_S = 5.0
 
 _DIGESTED = 64
-"""Configs, at even distances in the space, whose sources go into the digest."""
+"""Configs, at even distances in the space, by whose sources a later session sees whether the templates are the same."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,17 +43,14 @@ def main(arguments: Sequence[str]) -> int:
     0: the whole space is recorded, its fastest timed again. 1: not yet, or something is missing. 2: the arguments make no sense.
     130: interrupted by Ctrl-C. What is recorded so far is in the file in any case, and the same command goes on from there.
     """
-    options = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "tuner", "record", *arguments])
-
-    def record() -> int:
+    def record(options: argparse.Namespace, command: str) -> int:
         try:
             return _record(options, command)
         except DeviceLost as error:
             print(f"record: {error}; run the same command again to go on", file=sys.stderr)
             return FAILED
 
-    return exit_status("record", record, options.debug, "interrupted; run the same command again to go on")
+    return run_recorded(_parser(), record, arguments, "interrupted; run the same command again to go on")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,8 +82,8 @@ def _record(options: argparse.Namespace, command: str) -> int:
         material = Material(space.problem, eps=asked.eps, seed=asked.seed, measures=True)
         ticker = _Ticker(began)
 
-        def out_of_time() -> bool:
-            return options.timeout is not None and time.monotonic() >= began + options.timeout
+        def out_of_time(share: float) -> bool:
+            return options.timeout is not None and time.monotonic() >= began + share * options.timeout
 
         with Builders(space.problem, space.limits.arch, store, options.jobs) as builders, terminated_as_interrupted():
             complete = Recorder(recorded, space, options.first, executor, builders, material, options.out, out_of_time,
@@ -96,27 +94,38 @@ def _record(options: argparse.Namespace, command: str) -> int:
 
 def _origin(asked: Request, space: Space, executor: Executor) -> Origin:
     problem = space.problem
-    digest = hashlib.sha256()
-    for config in space.valid[::max(1, len(space.valid) // _DIGESTED)]:
-        digest.update(render(problem, config).text.encode())
+    some = space.valid[::max(1, len(space.valid) // _DIGESTED)]
     return Origin(
         str(asked.shape), problem.dtype, problem.param_dtype, problem.accuracy, problem.wants_key, problem.deterministic,
         float(asked.eps), asked.seed, space.variants, executor.device, find_nvcc(space.limits.arch).label,
-        digest.hexdigest()[:16], space.limits)
+        {str(config): _digest(problem, config) for config in some}, space.limits)
+
+
+def _digest(problem: Problem, config: Config) -> str:
+    return hashlib.sha256(render(problem, config).text.encode()).hexdigest()[:16]
 
 
 def _begun(origin: Origin, space: Space, path: Path) -> Recorded:
-    """What the file holds, or nothing yet.
+    """What the file holds, or nothing yet. The space may have grown since, by variants or by values of their parameters.
 
     Raises:
         InputError: it holds another space.
     """
+    sizes = Counter(config.variant for config in space.valid)
     if not path.exists():
-        return Recorded(origin, len(space.valid))
+        return Recorded(origin, sizes)
     recorded = load(path)
-    if differs := recorded.origin.differs(origin) or ("configs" if set(recorded.results) - set(space.valid) else None):
+    if differs := recorded.origin.differs(origin) or _changed(recorded, space):
         raise InputError(f"{path} holds a space whose {differs} differs; name another file, or remove this one")
-    return recorded
+    return replace(recorded, origin=replace(origin, limits=recorded.origin.limits), sizes=sizes)
+
+
+def _changed(recorded: Recorded, space: Space) -> str | None:
+    """What has become of the configs of a recording."""
+    sources, valid = recorded.origin.sources, {str(config): config for config in space.valid}
+    if set(sources) - set(valid) or set(recorded.results) - set(space.valid):
+        return "configs"
+    return "sources" if any(_digest(space.problem, valid[config]) != digest for config, digest in sources.items()) else None
 
 
 @dataclass(slots=True)
@@ -145,5 +154,5 @@ def _summary(recorded: Recorded, complete: bool) -> str:
     what = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     best = min(recorded.times.items(), key=lambda entry: entry[1], default=None)
     fastest = "" if best is None else f"; the fastest takes {best[1]:.4g} us: {best[0]}"
-    state = "complete" if complete else f"{len(recorded.results)} of {recorded.valid} so far"
+    state = "complete" if complete else f"{recorded.extent()} so far"
     return f"recorded {recorded.origin.shape}, {state}: {what}{fastest}"

@@ -2,7 +2,7 @@
 
 It holds columns, one entry a config, in the order of the space: its text, the number of its status, of its reason and of its
 resources in a list of the different ones, its time, and its second, more careful time where it was among the fastest. A space may
-be recorded in part; `Recorded.valid` says how large it is.
+be recorded in part; `Recorded.sizes` says how large it is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import lzma
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar, cast
 
 from codegen.config import Config
@@ -24,7 +26,7 @@ from tuner.errors import InputError
 from tuner.executors import Resources
 from tuner.records import Status, write_bytes
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the file. It rises whenever a field changes its meaning or goes."""
 
 MOST_BYTES = 1 << 28
@@ -51,11 +53,6 @@ class Result:
     again_us: float | None = None
     resources: Mapping[str, Resources] = field(default_factory=dict)
 
-    @property
-    def best_us(self) -> float | None:
-        """The more careful of its times; None where it has none."""
-        return self.time_us if self.again_us is None else self.again_us
-
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -72,9 +69,12 @@ class Slice:
     command: str
 
 
+_MAY_DIFFER = ("variants", "sources", "limits")
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a space was recorded under; sessions that differ in any of it do not go into one file.
+    """What a space was recorded under. Sessions that differ in any of it do not go into one file, but that the space may grow.
 
     Attributes:
         shape: "B,S,H,O".
@@ -83,7 +83,7 @@ class Origin:
         variants: those that take part.
         device: the GPU.
         compiler: nvcc and its version.
-        sources: a digest of what the templates render.
+        sources: digests of what the templates render for some of the configs, by the text of the config.
         limits: of the GPU.
     """
 
@@ -98,7 +98,7 @@ class Origin:
     variants: tuple[str, ...]
     device: str
     compiler: str
-    sources: str
+    sources: Mapping[str, str]
     limits: Limits
 
     def problem(self) -> Problem:
@@ -107,9 +107,12 @@ class Origin:
                           deterministic=self.deterministic, param_dtype=self.param_dtype, accuracy=self.accuracy)
 
     def differs(self, other: Origin) -> str | None:
-        """The name of the first field in which they differ; None: they do not. The rates in the limits may be measured anew."""
+        """The name of the first field in which a later session differs; None: in none. It may have more variants, the rates in
+        the limits may be measured anew, and what the sources say of other configs is no matter."""
+        if not set(self.variants) <= set(other.variants):
+            return "variants"
         mine, theirs = asdict(self), asdict(other)
-        return next((name for name in mine if name != "limits" and mine[name] != theirs[name]), None)
+        return next((name for name in mine if name not in _MAY_DIFFER and mine[name] != theirs[name]), None)
 
 
 @dataclass(slots=True)
@@ -118,20 +121,35 @@ class Recorded:
 
     Attributes:
         origin: what it was recorded under.
-        valid: how many configs the space has.
+        sizes: how many configs the space has of each variant.
         slices: the sessions, in order.
         results: by config.
     """
 
     origin: Origin
-    valid: int
+    sizes: Mapping[str, int]
     slices: list[Slice] = field(default_factory=list)
     results: dict[Config, Result] = field(default_factory=dict)
 
     @property
+    def size(self) -> int:
+        """How many configs the space has."""
+        return sum(self.sizes.values())
+
+    def extent(self) -> str:
+        """How much of it is recorded, for people: of all, and of each variant that is not whole."""
+        counts = Counter(config.variant for config in self.results)
+        parts = [f"{counts[name]} of {size} of {name}" for name, size in self.sizes.items() if counts[name] < size]
+        return f"{len(self.results)} of {self.size} valid configs" + (f" ({', '.join(parts)})" if parts else "")
+
+    @property
     def times(self) -> dict[Config, float]:
-        """Microseconds of the configs that have a time."""
-        return {config: result.best_us for config, result in self.results.items() if result.best_us is not None}
+        """Microseconds of the configs that have a time, the more careful one where they were timed again. The GPU may have been
+        warmer, and slower, by then: the others' times are multiplied by what it made of these, so that none wins by that."""
+        ratios = [result.again_us / result.time_us for result in self.results.values() if result.again_us and result.time_us]
+        drift = median(ratios or [1.0])
+        return {config: result.again_us or drift * result.time_us
+                for config, result in self.results.items() if result.time_us is not None}
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all.
@@ -145,8 +163,8 @@ class Recorded:
             (name, entry.registers, entry.shared_bytes, entry.spill_bytes, entry.stack_bytes)
             for name, entry in result.resources.items())) for result in results.values())
         content = {
-            "schema": SCHEMA, "origin": asdict(self.origin), "valid": self.valid, "slices": [asdict(one) for one in self.slices],
-            "reasons": reasons, "resources": resources,
+            "schema": SCHEMA, "origin": asdict(self.origin), "sizes": dict(self.sizes),
+            "slices": [asdict(one) for one in self.slices], "reasons": reasons, "resources": resources,
             "columns": {
                 "config": [str(config) for config in results], "status": [result.status.value for result in results.values()],
                 "reason": reason, "time_us": [_rounded(result.time_us) for result in results.values()],
@@ -196,7 +214,8 @@ def _no_number(name: str) -> None:
 def _read(content: Mapping[str, Any]) -> Recorded:
     values = content["origin"]
     variants, limits = tuple(map(_text, values["variants"])), _typed(Limits(**values["limits"]))
-    origin = _typed(Origin(**{**values, "variants": variants, "limits": limits}))
+    sources = {_text(config): _text(digest) for config, digest in values["sources"].items()}
+    origin = _typed(Origin(**{**values, "variants": variants, "sources": sources, "limits": limits}))
     problem = origin.problem()
     tables = [{_text(name): _typed(Resources(*numbers)) for name, *numbers in entry} for entry in content["resources"]]
     reasons = [None if reason is None else _text(reason) for reason in content["reasons"]]
@@ -211,10 +230,11 @@ def _read(content: Mapping[str, Any]) -> Recorded:
                                  tables[_place(resources)])
         if results[config].status is Status.OK and time_us is None:
             raise ValueError(text)
-    valid = _place(content["valid"])
-    if valid < len(results) or len(results) < len(columns["config"]):
-        raise ValueError(valid)
-    return Recorded(origin, valid, [_typed(Slice(**one)) for one in content["slices"]], results)
+    sizes = {_text(name): _place(size) for name, size in content["sizes"].items()}
+    counts = Counter(config.variant for config in results)
+    if any(counts[name] > sizes.get(name, 0) for name in counts) or len(results) < len(columns["config"]):
+        raise ValueError(sizes)
+    return Recorded(origin, sizes, [_typed(Slice(**one)) for one in content["slices"]], results)
 
 
 def _typed(instance: _T) -> _T:

@@ -2,7 +2,7 @@
 
 Configs come in one random order, the same in every session, so that a drift of the clocks falls on all of them alike, and what is
 recorded so far is a fair sample; of each variant, where some are to come first. One that is compiled is not held up by an earlier
-one that is not. Once all have been tried, the fastest are timed again in turns, so that the optimum is no lucky
+one that is not. At the end of a session the fastest so far are timed again in turns, so that the optimum is no lucky
 sample. Nothing is validated beyond the probe: a recorded time is not a promise that the kernel is right.
 """
 
@@ -43,7 +43,10 @@ _GLANCE_S = 0.5
 """How often the clock is looked at while compilers are waited for."""
 
 AGAIN_WITHIN, AGAIN_MOST, AGAIN_ROUNDS = 1.12, 100, 3
-"""What is timed again once all have been tried: so many at most, within this factor of the best, in so many rounds."""
+"""What is timed again at the end of a session: so many at most, within this factor of the best, in so many rounds."""
+
+AGAIN_SHARE = 0.2
+"""Part of the time of a session that is kept for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,12 @@ class Recorder:
         builds: compiles.
         material: the data of the probe and of the timing.
         path: where it is saved, every SAVE_EVERY_S and at the end, whatever ends it.
-        out_of_time: whether to stop.
+        out_of_time: whether such a share of the time is over.
         on_progress: told after each config.
     """
 
     def __init__(self, recorded: Recorded, space: Space, first: Sequence[str], executor: Executor, builds: Builds,
-                 material: Material, path: Path, out_of_time: Callable[[], bool],
+                 material: Material, path: Path, out_of_time: Callable[[float], bool],
                  on_progress: Callable[[Progress], None]) -> None:
         self._recorded = recorded
         self._space = space
@@ -93,7 +96,7 @@ class Recorder:
         self._best = min(recorded.times.items(), key=lambda entry: entry[1], default=None)
 
     def run(self) -> bool:
-        """Records until all is recorded, or time is up; whether all is.
+        """Records until all is recorded, or time is up; whether all is, and the fastest were timed again.
 
         Raises:
             DeviceLost: a config took the GPU with it. It is recorded; the next session goes on behind it.
@@ -101,7 +104,8 @@ class Recorder:
             OSError: the file cannot be written.
         """
         try:
-            return self._record_all() and self._time_again()
+            whole = self._record_all()
+            return self._time_again() and whole
         finally:
             self._recorded.save(self._path)
 
@@ -110,7 +114,8 @@ class Recorder:
         for config, reason in self._too_long(left):
             self._add(config, Result(Status.NOT_RUN, reason))
         self._material.prepare_screen()  # or it would be part of the first config's time, and taken for a hang
-        for config, compiled in self._compiled([config for config in left if config not in self._recorded.results]):
+        to_time = [config for config in left if config not in self._recorded.results]
+        for config, compiled in self._compiled(to_time, 1.0 - AGAIN_SHARE):
             with self._watched(config):
                 result = self._judge(config, compiled)
             self._add(config, result)
@@ -128,10 +133,10 @@ class Recorder:
             if predicted.get(config, 0.0) > limit:
                 yield config, "is predicted to take far too long"
 
-    def _compiled(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Built]]:
-        """The configs as their compilation ends; fewer when time is up."""
+    def _compiled(self, configs: Sequence[Config], share: float) -> Iterator[tuple[Config, Built]]:
+        """The configs as their compilation ends; fewer when that share of the time is over."""
         for found in built(self._builds, configs, _GLANCE_S):
-            if self._out_of_time():
+            if self._out_of_time(share):
                 return
             if found is not None:
                 yield found
@@ -168,30 +173,36 @@ class Recorder:
             self._material.timed_inputs, self._space.problem.wants, samples=samples, budget_s=seconds, regime="warm").median
 
     def _time_again(self) -> bool:
-        """The fastest in turns; whether there was time for it."""
-        times = self._recorded.times
-        if not times or any(result.again_us is not None for result in self._recorded.results.values()):
-            return True
-        limit = AGAIN_WITHIN * min(times.values())
+        """The fastest in turns; whether there was time for it. A round that was begun in vain does not count."""
+        times, results = self._recorded.times, self._recorded.results
+        limit = AGAIN_WITHIN * min(times.values(), default=0.0)
         fastest = sorted((config for config in times if times[config] <= limit), key=times.__getitem__)[:AGAIN_MOST]
-        programs = {config: self._executor.compile(compiled.source) for config, compiled in self._compiled(fastest)}
-        found: dict[Config, list[float]] = {config: [] for config in programs}
-        for round_ in range(AGAIN_ROUNDS):
-            for number, config in enumerate(random.Random(round_).sample(list(programs), len(programs))):
-                if self._out_of_time():
-                    return False
-                try:
-                    with self._watched(config):
-                        found[config].append(self._time_once(programs[config], SAMPLES, SECONDS))
-                except DeviceLost:
-                    raise
-                except LaunchError:  # it ran before: its first time stays
-                    del programs[config], found[config]
-                self._on_progress(Progress("timing the fastest again", round_ * len(programs) + number + 1,
-                                           AGAIN_ROUNDS * len(programs), self._best))
-        for config, samples in found.items():
-            self._recorded.results[config] = replace(self._recorded.results[config], again_us=median(samples))
-        return True
+        if all(results[config].again_us is not None for config in fastest):
+            return True
+        programs = {config: self._executor.compile(compiled.source) for config, compiled in self._compiled(fastest, 1.0)}
+        rounds: list[dict[Config, float]] = []
+        while len(rounds) < AGAIN_ROUNDS and (found := self._round(programs, len(rounds))) is not None:
+            rounds.append(found)
+        for config in programs if rounds else ():
+            results[config] = replace(results[config], again_us=median(times_us[config] for times_us in rounds))
+        return len(rounds) == AGAIN_ROUNDS and len(programs) == len(fastest)
+
+    def _round(self, programs: dict[Config, Program], number: int) -> dict[Config, float] | None:
+        """Each program's time, in random order; None when time is up. A program that fails is taken out."""
+        found: dict[Config, float] = {}
+        for done, config in enumerate(random.Random(number).sample(list(programs), len(programs))):
+            if self._out_of_time(1.0):
+                return None
+            try:
+                with self._watched(config):
+                    found[config] = self._time_once(programs[config], SAMPLES, SECONDS)
+            except DeviceLost:
+                raise
+            except LaunchError:  # it ran before: its first time stays
+                del programs[config]
+            self._on_progress(Progress("timing the fastest again", number * len(programs) + done + 1,
+                                       AGAIN_ROUNDS * len(programs), self._best))
+        return found
 
     @contextmanager
     def _watched(self, config: Config) -> Iterator[None]:

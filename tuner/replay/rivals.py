@@ -1,7 +1,9 @@
-"""Other ways to search, to compare with: random order, the cost model's order, plain TPE, and strategies of Kernel Tuner.
+"""The tuner's search, with the cost model and without, and others to compare with: random order, the cost model's order, plain
+TPE, and strategies of Kernel Tuner.
 
 Each is a function of the field, how many configs to try, and a seed; it returns the configs in the order in which it tried them,
-each at its first evaluation. Nothing is compiled ahead for them: they know all times so far when they choose the next config.
+each at its first evaluation. Nothing is compiled ahead for the others: they know all times so far when they choose the next
+config.
 """
 
 from __future__ import annotations
@@ -34,9 +36,15 @@ Algorithms for Auto-Tuning GPU Kernels", 2022 (greedy_ils, genetic_algorithm, si
 wrote for it in 2025 (hybrid_vndx, adaptive_tabu_greywolf)."""
 
 
-def guided(field: Field, budget: int, seed: int, ahead: int = IN_FLIGHT) -> list[Config]:
+def guided(field: Field, budget: int, seed: int) -> list[Config]:
     """The tuner's own search, told times as late as in a tuning run."""
-    return play(Guided(field.candidates, field.predicted, budget, seed), field, budget, ahead)
+    return play(Guided(field.candidates, field.predicted, budget, seed), field, budget, IN_FLIGHT)
+
+
+def unaided(field: Field, budget: int, seed: int) -> list[Config]:
+    """The same search where the cost model has no opinion, neither on times nor on an order; and told every time at once."""
+    mixed = random.Random(seed).sample(sorted(field.candidates, key=str), len(field.candidates))
+    return play(Guided(mixed, {}, budget, seed), field, budget, 1)
 
 
 def random_order(field: Field, budget: int, seed: int) -> list[Config]:
@@ -102,7 +110,8 @@ def _table(field: Field) -> tuple[dict[str, list[Value]], dict[tuple[Value, ...]
 
 def rivals() -> dict[str, Rival]:
     """By name; those of Kernel Tuner where it is installed."""
-    found: dict[str, Rival] = {OURS: guided, "random": random_order, "predicted": predicted_order, "tpe": plain_tpe}
+    found: dict[str, Rival] = {
+        OURS: guided, "unaided": unaided, "random": random_order, "predicted": predicted_order, "tpe": plain_tpe}
     if importlib.util.find_spec("kernel_tuner") is not None:
         found |= {f"kt {name}": partial(kernel_tuner, name) for name in KERNEL_TUNER}
     return found

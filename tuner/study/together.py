@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from tuner.candidates import Space
 from tuner.evaluate import Judge
+from tuner.pace import Pace
 from tuner.pipeline import IN_FLIGHT, try_in_turn
 from tuner.records import Record, RunInfo, Status
 from tuner.search import ModelSampler
@@ -21,7 +22,7 @@ PREFIX = "lnl-backward"
 
 
 def try_together(storage: Storage, info: RunInfo, space: Space, search: Search, judge: Judge, out_of_time: Callable[[], bool],
-                 on_record: Callable[[Record], Record], lanes: int) -> None:
+                 on_record: Callable[[Record], Record], lanes: int, pace: Pace) -> None:
     """Tries what is to be searched until all who share the study have tried the budget, or time is up here. What this process has
     not finished then is left to the others.
 
@@ -29,7 +30,7 @@ def try_together(storage: Storage, info: RunInfo, space: Space, search: Search, 
         storage: where the study is.
         info, space: of the run.
         on_record: called with each record, the other processes' too, and returns it as it is to be shared.
-        lanes: as for try_in_turn.
+        lanes, pace: as for try_in_turn.
 
     Raises:
         StorageLost: the storage cannot be used any more.
@@ -49,7 +50,7 @@ def try_together(storage: Storage, info: RunInfo, space: Space, search: Search, 
         try:
             # Where nothing is measured the CPU that would compile ahead is the one that judges: nothing is kept from the others.
             try_in_turn(shared, judge, out_of_time, lambda record: shared.add(on_record(record)), lanes=lanes,
-                        ahead=IN_FLIGHT if info.measures else 1, on_begin=shared.begin)
+                        ahead=IN_FLIGHT if info.measures else 1, on_begin=shared.begin, pace=pace)
         finally:
             shared.release()
     if shared.lost is not None:

@@ -95,6 +95,7 @@ std::optional<Gradients> by_kernel(Given& given) {
   if (is_watched()) return std::nullopt;
   for (const at::Tensor& tensor : given.read)
     if (!is_plain(tensor)) return std::nullopt;
+  if (!go_together(given)) return std::nullopt;
   const std::optional<Key> key = key_of(given);
   const std::shared_ptr<const Known> known = key.has_value() ? table().find(*key) : nullptr;
   if (known == nullptr) return std::nullopt;
@@ -302,7 +303,7 @@ constexpr PyMethodDef method(const char* name) {
 
 PyMethodDef methods[] = {
     method<py_backward, GIVEN>("backward"), method<py_learn, GIVEN + 1>("learn"), method<py_forget, 0>("forget"),
-    method<py_layer_norm_linear, 6>("layer_norm_linear"), 
+    method<py_layer_norm_linear, 6>("layer_norm_linear"),
 #ifndef LNL_CUDA
     method<py_stand_in, 1>("stand_in"),
 #endif

@@ -40,6 +40,10 @@ _SOURCES = tuple(Path(__file__).with_name(name) for name in ("direct.cpp", "enqu
 _LIBRARY = "lnl_direct.so"
 _LOCK = ".direct"
 _FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared")
+_PATIENCE = 10
+"""PyTorch's headers take the compiler twenty seconds of CPU time where a kernel takes two, so it may have as many times as long:
+on a slow or busy machine too, where nothing waits for it."""
+
 _LEAVING_S = 5.0
 """Far more than it takes to clear up behind a compiler that was ended."""
 
@@ -81,7 +85,7 @@ def build(store: Store, compiler: Compiler) -> ModuleType:
 
     def compile_in(folder: Path) -> None:
         compiler.run([*flags, *(f"-I{include}" for include in folders), _SOURCES[0].name, "-o", _LIBRARY, f"-L{home / 'lib'}",
-                      *(f"-l{library}" for library in libraries)], folder, "the extension of PyTorch")
+                      *(f"-l{library}" for library in libraries)], folder, "the extension of PyTorch", _PATIENCE)
 
     spec = importlib.util.spec_from_file_location("lnl_direct", store.get_or_build(key, compile_in) / _LIBRARY)
     if spec is None or spec.loader is None:

@@ -88,6 +88,7 @@ inline int enqueue(Given& given, const Known& known, std::array<at::Tensor, WRIT
   if (given.needs[WRITTEN - 1]) made[WRITTEN - 1] = fresh_vector(linear_weight.size(0), linear_weight.scalar_type(), linear_weight);
   for (int i = 0; i < WRITTEN; ++i)
     if (made[i].defined()) tensors[READ + i] = made[i].mutable_data_ptr();
+  given.mean = given.mean.contiguous(), given.rstd = given.rstd.contiguous();
   tensors[READ + WRITTEN] = given.mean.const_data_ptr();
   tensors[READ + WRITTEN + 1] = given.rstd.const_data_ptr();
   at::Tensor workspace;

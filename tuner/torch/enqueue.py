@@ -26,7 +26,7 @@ def in_python(replay: Replay, stream: int, grad: Tensor, x: Tensor, weight: Tens
     Raises:
         LaunchError: the GPU refused it.
     """
-    grad, x, linear_weight = (_in_order(tensor) for tensor in (grad.to(x.dtype), x, linear_weight))
+    grad, x, linear_weight, mean, rstd = (_in_order(tensor) for tensor in (grad.to(x.dtype), x, linear_weight, mean, rstd))
     weight, bias = (None if tensor is None else _in_order(tensor) for tensor in (weight, bias))
     try:
         given = (grad.data_ptr(), x.data_ptr(), 0 if weight is None else weight.data_ptr(),

@@ -81,6 +81,24 @@ inline std::optional<Key> key_of(const Given& given) {
              given.mean.numel(), types, flags, eps};
 }
 
+// Whether the tensors of a call go together, as _check of tuner/torch/ops.py says in words. Kernels ask nothing.
+inline bool go_together(const Given& given) {
+  const at::Tensor &grad = given.read[GRAD], &x = given.read[X], &w = given.read[LINEAR_WEIGHT];
+  const int64_t dims = x.dim();
+  if (dims == 0 || w.dim() != 2 || grad.dim() != dims) return false;
+  const int64_t hidden = w.size(1);
+  if (x.size(-1) != hidden || grad.size(-1) != w.size(0)) return false;
+  if (x.sizes().slice(0, dims - 1) != grad.sizes().slice(0, dims - 1)) return false;
+  const c10::Device device = x.device();
+  if (grad.device() != device || w.device() != device) return false;
+  for (const at::Tensor* tensor : {&given.read[WEIGHT], &given.read[BIAS]})
+    if (tensor->defined() && (tensor->dim() != 1 || tensor->size(0) != hidden || tensor->device() != device)) return false;
+  const at::ScalarType kept = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  for (const at::Tensor* tensor : {&given.mean, &given.rstd})
+    if (tensor->numel() * hidden != x.numel() || tensor->scalar_type() != kept || tensor->device() != device) return false;
+  return true;
+}
+
 // All that is known in this process. Nobody who holds the lock waits for Python.
 class Table {
  public:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from codegen.problem import GRADIENTS
 from tuner.torch import engine
 from tuner.torch.plain import plain_backward, plain_forward
 
@@ -52,7 +53,11 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         grad: of y, [..., O], of any strides.
         mean, rstd: what `forward` gave.
         needs: which of the five are wanted.
+
+    Raises:
+        RuntimeError: the tensors do not go together, in size, in type or in their device.
     """
+    _check(grad, x, weight, bias, linear_weight, mean, rstd, needs)
     if not any(needs):
         return []
     found = engine.backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, needs)
@@ -60,6 +65,26 @@ def backward(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
         return found
     with _without_autocast(x):
         return plain_backward(grad, x, weight, bias, linear_weight, mean, rstd, eps, cast, needs)
+
+
+def _check(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,
+           rstd: Tensor, needs: Sequence[bool]) -> None:
+    """What kernels take for granted. go_together of known.h asks the same of each call that does not come here."""
+    if len(needs) != len(GRADIENTS):
+        raise RuntimeError(f"layer_norm_linear_backward: `needs` says for each of {len(GRADIENTS)} gradients whether it is "
+                           f"wanted, not for {len(needs)}")
+    device, kept = x.device, torch.float64 if x.dtype == torch.float64 else torch.float32
+    if linear_weight.dim() == 2 and x.dim() > 0:
+        out, hidden = linear_weight.shape
+        if (x.shape[-1] == hidden and grad.shape == (*x.shape[:-1], out) and grad.device == linear_weight.device == device
+                and all(one is None or (one.shape == (hidden,) and one.device == device) for one in (weight, bias))
+                and all(one.numel() * hidden == x.numel() and one.dtype == kept and one.device == device
+                        for one in (mean, rstd))):
+            return
+    given = {"grad": grad, "x": x, "weight": weight, "bias": bias, "linear_weight": linear_weight, "mean": mean, "rstd": rstd}
+    found = ", ".join(f"{name} {list(one.shape)} {one.dtype} {one.device}" for name, one in given.items() if one is not None)
+    raise RuntimeError("layer_norm_linear_backward: the tensors must be on one device, grad [..., O], x [..., H], weight and "
+                       f"bias [H], linear_weight [O, H], mean and rstd {kept} and one for each row; they are {found}")
 
 
 def backward_again(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, linear_weight: Tensor, mean: Tensor,

@@ -14,6 +14,7 @@ from codegen.dtypes import ACCURACIES, DTYPES, dtype_words
 from codegen.problem import Problem, Shape
 from tuner.arguments import FAILED, OK, Parser, as_config, exit_status
 from tuner.choose import EXECUTORS, open_executor
+from tuner.console import results_console
 from tuner.errors import CompileError, InputError, LaunchError, ToolchainError
 from tuner.executors.cuda_context import why_unavailable
 from tuner.inputs import as_eps
@@ -66,7 +67,7 @@ def _verify(options: argparse.Namespace) -> int:
     problem = Problem.of(shape, dtype=options.dtype, param_dtype=options.param_dtype, accuracy=options.accuracy)
     request = Request(problem, as_eps(options.eps), options.seed,
                       None if options.config is None else as_config(options.config))
-    console, oracle = Console(), find_oracle()
+    console, oracle = results_console(), find_oracle()
     console.print(f"y = Linear(LayerNorm(x)), B,S,H,O = {shape}, {dtype_words(problem.dtype, problem.param_dtype)}: both passes "
                   f"on random data, compared with {oracle.name}", markup=False, highlight=False, soft_wrap=True)
     summary: dict[str, str] = {}

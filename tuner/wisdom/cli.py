@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from codegen.dtypes import ACCURACIES, DTYPES, dtype_words
 from codegen.problem import ALL_GRADIENTS
 from tuner.arguments import FAILED, OK, Parser, exit_status
+from tuner.console import results_console
 from tuner.errors import InputError
 from tuner.wisdom.book import OFF, Book
 from tuner.wisdom.points import PREDICTED, REGIMES, Entry, Key, Point
@@ -87,7 +87,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _list(book: Book, options: argparse.Namespace) -> None:
-    console = Console()
+    console = results_console()
     if book.root is None:
         console.print(f"wisdom is off: LNL_WISDOM is {OFF}", soft_wrap=True)
         return

@@ -42,6 +42,7 @@ class Setting:
         threads: of a block.
         splits: parts the rows are cut into.
         cache_bytes: L1 cache of one SM, as far as one block may count on it.
+        sms: of the GPU.
     """
 
     problem: Problem
@@ -51,6 +52,7 @@ class Setting:
     threads: int
     splits: int
     cache_bytes: float
+    sms: int
 
     @property
     def reduction(self) -> str:

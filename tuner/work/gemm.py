@@ -8,9 +8,6 @@ from codegen.arithmetic import PLANES, WHOLE, matrix_steps, value_bytes
 from codegen.gemm_tiles import W_COLUMNS
 from tuner.work.base import BARRIER, FMA, L2, MATRIX, SHARED, SHUFFLE, Kernels, Setting, Work, pipelined
 
-_SMS = 132
-"""SMs of the GPU whose balance of unequal tiles is predicted: an H200's."""
-
 _WAITING = 1.25
 """How much longer tensor cores take where the fragments of dy are made between the products. Measured on an H200, split=fragments
 against split=first: 762 against 624 us at 1,262144,128,512, 600 against 470 at 8,1024,768,2304."""
@@ -93,7 +90,7 @@ def _gemm(setting: Setting) -> Work:
     deep = dn_tiles * dn_depth + g_tiles * g_depth
     # Where every tile has an SM of its own the deepest counts, where an SM has many of them the average.
     deepest = max(dn_depth * (dn_tiles > 0), g_depth * (g_tiles > 0))
-    depth = max(deep / tiles, deepest * min(1.0, _SMS / tiles), 1.0)
+    depth = max(deep / tiles, deepest * min(1.0, setting.sms / tiles), 1.0)
     steps = depth / 16  # of one tensor-core instruction's depth
     warp_m, warp_n = block_m / constants["WARPS_M"], block_n / constants["WARPS_N"]
     in_shared = value_bytes(_arithmetic(setting))
@@ -135,7 +132,8 @@ def _finish(setting: Setting) -> Work:
     problem, constants = setting.problem, setting.constants
     values = 8.0 * constants["ROW_STEPS"]
     of_rows = _wants_dn(setting) and not _in_epilogue(setting)
-    rows = float(problem.rows * problem.hidden) * (4 + 2 * setting.data_size) if of_rows else 0.0
+    dn_size = setting.data_size if setting.params["finish"] == "rounded" else 4
+    rows = float(problem.rows * problem.hidden) * (dn_size + 2 * setting.data_size) if of_rows else 0.0
     sums = 0.0
     if "DW_SUM_BLOCKS" in constants:
         sums = float(problem.hidden * problem.out) * (4 * setting.splits + setting.param_size)

@@ -1,5 +1,5 @@
-"""What the kernel of tile_cluster costs (templates/tile_cluster*.cu.j2). Reckoned from the compiled kernel, not fitted: it has not
-been timed yet. Instructions and what passes the port of shared memory are those of one step of a block, which takes a tile."""
+"""What the kernel of tile_cluster costs (templates/tile_cluster*.cu.j2). Reckoned from the compiled kernel, not fitted: it has
+not been timed yet. Instructions and passes of the port of shared memory are those of one step of a block, which takes a tile."""
 
 from __future__ import annotations
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from codegen.arithmetic import PLANES, products
 from codegen.limits import matrix_rate
-from tuner.work.base import FMA, L2, Kernels, Setting, Work
+from tuner.work.base import FMA, L2, MEMORY, Kernels, Setting, Work
 
 RATE = 1640.0
 """Multiply-adds of 16-bit operands that wgmma is expected to reach on one SM in one cycle: 0.8 of the data sheet's 2048, as the
@@ -29,6 +30,14 @@ _WAITING = 1.5
 with what else there is, against 1920."""
 
 
+def _waits_for_w(constants: Mapping[str, int], wide: bool) -> float:
+    """How often the end of a tile of G waits for w: before every fourth fragment of a row, or before each where registers hold no
+    more (_wgmma_epilogue.cu.j2); once where the next ones are on their way meanwhile (_wgmma_end_g.cu.j2)."""
+    across = constants["BLOCK_N"] / 8
+    fragments = across * constants["BLOCK_M"] / (constants["THREADS"] / 2)
+    return 1.0 if wide else across / 4 if fragments < 32 else across
+
+
 def _wgmma(setting: Setting) -> Work:
     problem, constants = setting.problem, setting.constants
     arithmetic = str(setting.params["arithmetic"])
@@ -49,8 +58,12 @@ def _wgmma(setting: Setting) -> Work:
     matrix = float(block_m * block_n * block_k * products(arithmetic))  # of a step
     promoted = 2.0 * block_m * block_n / 32 * block_k / constants["PROMOTE"] if "PROMOTE" in constants else 0.0  # instructions
     multiplying = constants["THREADS"] / 32
-    ending = block_m * block_n / 32 * 8.0  # instructions of a tile's epilogue
+    wide = setting.params["finish"] in ("wide", "rounded")
+    ending = block_m * block_n / 32 * (5.0 if wide else 8.0)  # instructions of a tile's epilogue
     tiles_of_block = max(1.0, tiles / setting.blocks)
+    g_tiles_of_block = max(float(g_tiles > 0), g_tiles / setting.blocks)
+    for_w = g_tiles_of_block * _waits_for_w(constants, wide) * MEMORY
+    written = block_m * block_n * (2.0 if setting.params["finish"] == "rounded" else 4.0)  # of a tile of dn
     # Where one warpgroup multiplies, nothing hides its promotion; where two do, they take turns.
     alone = promoted / 4 * FMA if setting.params["groups"] == 1 else 0.0
     matrix_cycles = matrix / RATE
@@ -60,10 +73,10 @@ def _wgmma(setting: Setting) -> Work:
     step_bytes = 2.0 * PLANES[arithmetic] * (block_m + block_n) * block_k
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
-        chain=3 * L2 + of_block * (matrix_cycles + alone) + tiles_of_block * (ending / 4 + 2 * L2),
+        chain=3 * L2 + of_block * (matrix_cycles + alone) + tiles_of_block * (ending / 4 + 2 * L2) + for_w,
         instructions=of_block * (promoted + multiplying * 30.0) + tiles_of_block * ending,
         wavefronts=of_block * (products(arithmetic) * (block_m / 64) * block_k * (64 + block_n) / 64 + step_bytes / 128),
-        l2_bytes=_BULK * steps * step_bytes + 8.0 * tiles * block_m * block_n, atomics=atomics,
+        l2_bytes=_BULK * steps * step_bytes + tiles * (4.0 * block_m * block_n + written), atomics=atomics,
         meetings=float(setting.splits) if atomics else 0.0, registers=168, matrix=steps * matrix * _FASTER)
 
 

@@ -125,8 +125,9 @@ class Workers:
         finally:
             self._free.give(lane)
 
-    def why_invalid(self, problem: Problem, config: Config, seed: int, multiply_adds: int) -> str | None:
-        """As tuner.companions.why_invalid, by a worker.
+    def why_invalid(self, problem: Problem, config: Config, seed: int, multiply_adds: int,
+                    given_up: Callable[[], bool] = lambda: False) -> str | None:
+        """As tuner.companions.why_invalid, by a worker; `given_up` as for `ask`.
 
         Raises:
             DeviceLost, ToolchainError: as `ask`.
@@ -134,7 +135,7 @@ class Workers:
         job = Job(problem, 1e-5, seed).as_json()
         request = {"do": "prove", "job": job, "config": str(config), "multiply_adds": multiply_adds}
         try:
-            reply = self.ask(request, 60.0 + self.patience.for_candidate(self.facts, problem, config))
+            reply = self.ask(request, 60.0 + self.patience.for_candidate(self.facts, problem, config), given_up)
         except (Died, Hung) as error:
             return f"the process that ran it {error}"
         if "lost" in reply or "memory" in reply:

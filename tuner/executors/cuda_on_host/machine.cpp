@@ -210,4 +210,11 @@ void Machine::fail(const char* format, ...) {
   siglongjmp(escape_, 1);
 }
 
+void check_store(const void* to, unsigned bytes, int line) {
+  Machine& machine = *Machine::running();
+  const uintptr_t address = reinterpret_cast<uintptr_t>(to);
+  if (address % bytes == 0) return;
+  machine.fail("line %d: stores %u bytes at %s, which is at no multiple of them", line, bytes, machine.place(address));
+}
+
 }  // namespace cuda_on_host

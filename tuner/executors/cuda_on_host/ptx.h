@@ -27,6 +27,12 @@ inline void wait_for_copy_groups() { ::cuda_on_host::end_copy_groups(N); }
 // Changes nothing a kernel could see.
 inline void prefetch_l2(const void*) {}
 
+// A store of 16 bytes in one access.
+inline void store_streaming(void* to, const unsigned (&words)[4], int line = __builtin_LINE()) {
+  ::cuda_on_host::check_store(to, sizeof(words), line);
+  __builtin_memcpy(to, words, sizeof(words));
+}
+
 // 16-bit floats. Both are the float formats of IEEE 754 with other widths; a NaN becomes the one NaN of the device.
 inline float f16_to_float(unsigned short bits) {
   const unsigned magnitude = (bits & 0x7fffu) << 13;

@@ -73,6 +73,9 @@ struct MatrixRow {
 };
 void load_matrices(Call call, const MatrixRow& row, int line);
 
+// Of a store of so many bytes in one access: whether it may go there.
+void check_store(const void* to, unsigned bytes, int line);
+
 // Starts a copy of 4, 8 or 16 bytes to shared memory, of zeros where the source does not exist.
 void start_copy(void* to, const void* from, unsigned bytes, bool exists, int line);
 // The running thread's copies: CopyQueue in copies.h.

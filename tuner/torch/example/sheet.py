@@ -96,5 +96,10 @@ def _read(path: Path) -> list[dict[str, Any]]:
         raise InputError(f"{path} cannot be read ({error}); choose another folder with --out") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise InputError(f"{path} is of another version of this program; choose another folder with --out")
-    runs: list[dict[str, Any]] = content["runs"]
+    try:
+        runs: list[dict[str, Any]] = [dict(run) for run in content["runs"]]
+        markdown(runs)  # what cannot be shown would be lost with the next run's page
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{path} has a run with a figure or a text missing; move it away, or choose another folder with "
+                         "--out") from error
     return runs
