@@ -327,8 +327,8 @@ constexpr int K_STEP = 16;
 // TILE_ROWS rows; a tile belongs to one of them, in turn. Threads have one of two roles:
 //   multiplying  two warpgroups do nothing but products: the block's part of dn = dy @ w, half of the columns of x each, which goes
 //                to the block the tile belongs to, where parts are added; and G, half of its rows each;
-//   by rows      two warpgroups bring tiles of dy to a ring of STAGES places, and sum dy. Of the block's own tiles they bring xhat to
-//                all blocks, and from dn of all columns of dy make dx.
+//   by rows      two warpgroups bring tiles of dy to a ring of STAGES places, and sum dy. They bring x, which becomes xhat in its
+//                place, in each block, and make dx of the block's own tiles from dn of all columns of dy.
 constexpr int ITEM = sizeof(data_t);
 constexpr int QUAD_BYTES = 4 * ITEM;
 constexpr int VALUES = 16 / ITEM;  // of a chunk of 16 bytes
