@@ -53,6 +53,13 @@ def test_there_are_configs_between_one_multiprocessor_and_two(hidden: int, out: 
     assert valid_configs(Problem(262144, hidden, out, BF16), LIMITS, [NAME])
 
 
+@pytest.mark.parametrize("values", [{}, {"cluster": 1}])
+def test_its_text_is_tidy(values: dict[str, int]) -> None:
+    text = render(Problem(16, 128, 256, BF16), config(**values)).text
+    assert max(map(len, text.splitlines())) <= 132
+    assert "{{" not in text and "{%" not in text and "\n\n\n" not in text and " \n" not in text
+
+
 def test_a_grid_is_whole_clusters_of_any_gpu() -> None:
     plan = render(Problem(262144, 128, 512, BF16), config()).plan
     for sms, blocks in ((132, 132), (131, 130), (2, 2)):

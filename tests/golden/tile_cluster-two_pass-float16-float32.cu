@@ -226,8 +226,8 @@ __device__ __forceinline__ void arrive_at(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Starts to store four values at such an address, a multiple of 16. Their bytes come to the barrier, at an address of the same block,
-// when they are there.
+// Starts to store four values at such an address, a multiple of 16. Their bytes come to the barrier, at an address of the same
+// block, when they are there.
 __device__ __forceinline__ void store_async(unsigned to, const float (&from)[4], unsigned barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], { %1, %2, %3, %4 }, [%5];"
                ::"r"(to), "r"(__float_as_uint(from[0])), "r"(__float_as_uint(from[1])), "r"(__float_as_uint(from[2])),
@@ -517,8 +517,8 @@ __device__ __forceinline__ void load_w(const Params& p, const Shared& s) {
   wait_for_copy_groups<0>();
 }
 
-// What is computed: at least one of dx and G, with which the sums of dy go. An output of these that the caller does not want is only
-// not stored.
+// What is computed: at least one of dx and G, with which the sums of dy go. An output of these that the caller does not want is
+// only not stored.
 constexpr bool NEED_DX = WANT_DX, NEED_G = WANT_DW || WANT_DB || WANT_DGAMMA || WANT_DBETA || !WANT_DX;
 
 // A tile of rows: where they begin in the tensors, and how many there are. A cluster's tile n is that of its number among the
@@ -560,8 +560,8 @@ struct Place {
 constexpr int ROW_THREADS = BLOCK_THREADS - MULTIPLIERS;
 constexpr int AHEAD = STAGES - 1;  // tiles of dy that are on their way, or wait, while one is multiplied
 
-// Starts to copy a chunk of a row of a tensor, or makes it zeros; `left`: how many of its values exist. ALIGNED: it lies at a multiple
-// of 16 bytes, and all of it exists or nothing.
+// Starts to copy a chunk of a row of a tensor, or makes it zeros; `left`: how many of its values exist. ALIGNED: it lies at a
+// multiple of 16 bytes, and all of it exists or nothing.
 template <bool ALIGNED>
 __device__ __forceinline__ void copy_chunk(char* to, const data_t* from, int left) {
   if constexpr (ALIGNED) {
@@ -638,8 +638,8 @@ __device__ __forceinline__ void prefetch_tile(unsigned thread, const Params& p, 
   if (at < t.valid * HIDDEN) prefetch_l2(p.x + t.first * HIDDEN + at);
 }
 
-// A lane has COLUMNS neighbouring columns of a row, LANES lanes a row, a warp ROWS_AT_ONCE rows at once of the ROWS_OF_WARP of a tile
-// that it has.
+// A lane has COLUMNS neighbouring columns of a row, LANES lanes a row, a warp ROWS_AT_ONCE rows at once of the ROWS_OF_WARP of a
+// tile that it has.
 constexpr int COLUMNS = 16, LANES = H_PADDED / COLUMNS, ROWS_AT_ONCE = 32 / LANES;
 constexpr int ROWS_OF_WARP = TILE_ROWS / (ROW_THREADS / 32), BATCHES = ROWS_OF_WARP / ROWS_AT_ONCE;
 
@@ -655,8 +655,8 @@ __device__ __forceinline__ void start_rows(unsigned thread, const Params& p, cha
   }
 }
 
-// A lane's part of a row of x, and of what becomes of it in its place in shared memory. Eight neighbouring lanes have four groups of
-// columns of an even row and of the odd one behind it, which lie in different banks.
+// A lane's part of a row of x, and of what becomes of it in its place in shared memory. Eight neighbouring lanes have four groups
+// of columns of an even row and of the odd one behind it, which lie in different banks.
 struct Row {
   int row, group;
   char* chunks[2];
@@ -895,7 +895,8 @@ struct Slice {
   __device__ __forceinline__ void send(const Shared& s, int group, int n) {
     const int turn = n / CLUSTER, owner = n % CLUSTER;
     wait_phase(s.dn_empty, (turn + 1) % 2);
-    const unsigned barrier = address_in_block(s.dn_left, owner), first = shared_address(s.dn), there = address_in_block(s.dn, owner);
+    const unsigned barrier = address_in_block(s.dn_left, owner);
+    const unsigned first = shared_address(s.dn), there = address_in_block(s.dn, owner);
     each_quad(s, group, [&](const float (&own)[4], const float* at) {
       store_async(there + (shared_address(at) - first), own, barrier);
     });
@@ -1028,7 +1029,8 @@ struct Columns {
     }
   }
   // Of column h. The first block adds what the others have.
-  __device__ __forceinline__ static void emit_sums(const Params& p, const Shared& s, const Ending& at, int h, float dgamma, float dbeta) {
+  __device__ __forceinline__ static void emit_sums(const Params& p, const Shared& s, const Ending& at, int h, float dgamma,
+                                                        float dbeta) {
     if (own_block() > 0) {
       const float both[4] = {dgamma, dbeta};
       float* const to = at.joined + ((own_block() - 1) * H_PADDED + h) * 4;
