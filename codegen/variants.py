@@ -11,6 +11,7 @@ from codegen import (
     row_shared,
     row_thread,
     row_warp,
+    tile_cluster,
     tile_mma,
     tile_wgmma,
     weight_ahead,
@@ -23,10 +24,11 @@ from codegen.variant import Params, Variant, number
 VARIANTS: Mapping[str, Variant] = {
     variant.name: variant for variant in (
         row_thread.VARIANT, row_warp.VARIANT, row_shared.VARIANT, weight_stream.VARIANT, weight_ahead.VARIANT,
-        weight_mma.VARIANT, tile_mma.VARIANT, gemm_mma.VARIANT, gemm_wgmma.VARIANT, tile_wgmma.VARIANT)
+        weight_mma.VARIANT, tile_mma.VARIANT, gemm_mma.VARIANT, gemm_wgmma.VARIANT, tile_wgmma.VARIANT,
+        tile_cluster.VARIANT)
 }
 
-UNTRIED: frozenset[str] = frozenset({"weight_ahead", "weight_mma"})
+UNTRIED: frozenset[str] = frozenset({"weight_ahead", "weight_mma", "tile_cluster"})
 """Variants that have not run on a GPU yet. They are validated as all others are, but take part only where they are named."""
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from codegen.arithmetic import OWN_ARITHMETIC
 from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.space import make_config, nearest_runnable
 from codegen.variants import VARIANTS
+
+OF_FLOAT32 = [name for name, variant in VARIANTS.items()
+              if set(variant.choices.get("arithmetic", ())) != set(OWN_ARITHMETIC.values())]
+"""All variants but those whose arithmetics are of 16-bit data alone."""
+
+
+def first_dtype(variant: str) -> str:
+    """float32, where the variant takes it; else bfloat16."""
+    return "float32" if variant in OF_FLOAT32 else "bfloat16"
 
 
 def config_with(problem: Problem, limits: Limits, variant: str, reduction: str) -> Config | None:

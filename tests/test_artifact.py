@@ -23,6 +23,7 @@ from codegen.space import make_config, nearest_runnable, parse_config, why_not, 
 from codegen.variants import VARIANTS
 from tests.artifact_cases import INFO, PROBLEM, SHAPE, SINGLE_BLOCK, THREE, make, one, source, suited, typed
 from tests.cases import DATA_TYPES
+from tests.configs import first_dtype
 from tests.host_artifact import HostArtifact
 from tuner.artifact import ABSURDLY_SLOW, LAST_STEP, MAX_CONFIGS, serve_all_rows, write_artifact
 from tuner.bounds import accuracy_class
@@ -70,7 +71,8 @@ def test_nvcc_makes_a_library_that_exports_the_interface_alone(arch: str, tmp_pa
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nvcc_takes_each_variant_alone_without_a_warning(variant: str, tmp_path: Path) -> None:
-    (tmp_path / "best.cu").write_text(one(variant).cu)
+    dtype = first_dtype(variant)
+    (tmp_path / "best.cu").write_text(one(variant, typed(dtype, dtype)).cu)
     nvcc(tmp_path, *STRICT, "-c", "best.cu", "-o", "best.o")
 
 

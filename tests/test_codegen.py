@@ -24,7 +24,7 @@ from codegen.render import render
 from codegen.space import make_config, parse_config, valid_configs, why_inexact, why_refused
 from codegen.variants import VARIANTS
 from tests import cases
-from tests.configs import every_reduction
+from tests.configs import every_reduction, first_dtype
 
 LIMITS = target("sm_90")
 SMALLEST = min((target(name) for name in TARGETS), key=lambda limits: limits.shared_per_block)
@@ -70,7 +70,8 @@ def test_a_config_that_is_none_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_defaults_are_choices_and_suit_ordinary_sizes(name: str) -> None:
-    reasons = [why_refused(Problem.of(Shape.parse(text)), make_config(name), LIMITS) for text in ORDINARY]
+    problems = [Problem.of(Shape.parse(text), dtype=first_dtype(name)) for text in ORDINARY]
+    reasons = [why_refused(problem, make_config(name), LIMITS) for problem in problems]
     assert None in reasons, reasons
 
 

@@ -12,7 +12,7 @@ import codegen.__main__ as codegen_cli
 from codegen.limits import target
 from codegen.problem import Problem, Shape
 from codegen.variants import VARIANTS
-from tests.configs import config_with
+from tests.configs import config_with, first_dtype
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,11 +36,12 @@ def test_codegen_lists_every_variant_and_parameter(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_codegen_prints_cuda(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    some = ((shape, config_with(Problem.of(Shape.parse(shape)), target("sm_90"), name, str(reduction)))
+    dtype = first_dtype(name)
+    some = ((shape, config_with(Problem.of(Shape.parse(shape), dtype=dtype), target("sm_90"), name, str(reduction)))
             for shape in ("4,4,8,16", "1,8,256,256", "1,256,256,256") for reduction in VARIANTS[name].choices["reduction"])
     shape, config = next((shape, config) for shape, config in some if config is not None)
     settings = " ".join(f"{parameter}={value}" for parameter, value in config.params)
-    status, output, errors = generated(f"--variant {name} --shape {shape} --set {settings}", capsys)
+    status, output, errors = generated(f"--variant {name} --shape {shape} --dtype {dtype} --set {settings}", capsys)
     assert (status, errors) == (0, "")
     assert "__global__" in output and output.endswith("}\n")
 

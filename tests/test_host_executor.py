@@ -21,7 +21,7 @@ from codegen.limits import target
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Problem
 from codegen.render import Source, render
 from codegen.space import make_config
-from codegen.variants import VARIANTS
+from tests.configs import OF_FLOAT32
 from tuner.compare import bound_fault
 from tuner.errors import CompileError, LaunchError, ToolchainError
 from tuner.executors.host import HostExecutor
@@ -42,7 +42,7 @@ def source(variant: str = "row_thread") -> Source:
 
 @pytest.mark.parametrize("layout", ["end", "begin"])
 @pytest.mark.parametrize("order", ["forward", "reverse", "shuffled:7"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", OF_FLOAT32)
 def test_rendered_source_gives_the_gradients(variant: str, order: str, layout: Layout, host_executor: HostExecutor) -> None:
     inputs = random_inputs(ROWS, HIDDEN, OUT)
     got = host_executor.compile(source(variant)).run(inputs, ALL_GRADIENTS, order=order, layout=layout)

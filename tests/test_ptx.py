@@ -14,7 +14,7 @@ from tuner.toolchain import REPORT, find_nvcc
 
 PTX = render_template("_ptx.cu.j2", async_copies=True, streaming=True, matrix_products=True, short_types=["bfloat16", "float16"])
 GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, a_in_registers=True, elects=True,
-                                      columns=[24, 16], arithmetic=arithmetic)
+                                      clusters=True, columns=[24, 16], arithmetic=arithmetic)
           for arithmetic in ("fp16x3", "bf16")}
 """What a Hopper GPU alone compiles, for products of either type."""
 
@@ -61,8 +61,12 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
   unsigned long long* barrier = reinterpret_cast<unsigned long long*>(dynamic_shared());
   init_barrier(barrier, 1);
   fence_barriers();
-  __syncthreads();
+  sync_cluster();
   if (threadIdx.x >= 128) {
+    const float values[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+    const unsigned other = address_in_block(barrier, anew(threadIdx.x) % 2);
+    store_async(other + 256, values, other);
+    arrive_at(other);
     give_up_registers<40>();
     arrive_expecting(barrier, 64);
     arrive(barrier);
@@ -110,7 +114,8 @@ def test_every_function_is_called() -> None:
 
 @pytest.mark.parametrize("arithmetic", GROUPS)
 def test_nvcc_and_the_host_compile_those_of_warpgroups(arithmetic: str, store: Store, host_executor: HostExecutor) -> None:
-    text = GROUPS[arithmetic] + calls_of(arithmetic).replace("calls(", "__launch_bounds__(256, 1) calls(")
+    bounds = "__cluster_dims__(2, 1, 1) __launch_bounds__(256, 1)"
+    text = GROUPS[arithmetic] + calls_of(arithmetic).replace("calls(", f"{bounds} calls(")
     binary = find_nvcc("sm_90a").compile(text, "sm_90a", store)
     assert "warning" not in (binary.cubin.parent / REPORT).read_text()
     host_executor.load(text, ("calls",))

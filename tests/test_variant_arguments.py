@@ -9,7 +9,7 @@ import pytest
 
 from codegen.config import Config
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Problem, Shape
-from codegen.variants import VARIANTS
+from tests.configs import OF_FLOAT32
 from tests.variant_cases import (
     EACH,
     TYPED,
@@ -29,7 +29,7 @@ from tuner.inputs import Gradients, Inputs, random_inputs
 SHAPE = Shape(1, 37, 20, 12)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", OF_FLOAT32)
 @pytest.mark.parametrize("mask", range(1, 32))
 def test_every_mask_of_wanted_gradients(executor: Executor, variant: str, mask: int) -> None:
     wants = frozenset(name for bit, name in enumerate(GRADIENTS) if mask >> bit & 1)

@@ -12,6 +12,7 @@ from codegen.problem import ALL_GRADIENTS, GRADIENTS, Problem, Shape
 from codegen.space import make_config, why_refused
 from codegen.variants import VARIANTS
 from tests import cases
+from tests.configs import OF_FLOAT32
 from tests.variant_cases import (
     LIMITS,
     accuracy_of,
@@ -44,7 +45,7 @@ def widths(variant: str, hidden: int) -> list[Config]:
     return [config for config in configs if why_refused(Problem(5, hidden, 3), config, LIMITS) is None]
 
 
-@pytest.mark.parametrize(("variant", "hidden"), list(product(VARIANTS, cases.REDUCED_HIDDEN)))
+@pytest.mark.parametrize(("variant", "hidden"), list(product(OF_FLOAT32, cases.REDUCED_HIDDEN)))
 def test_r1_every_width_of_a_reduction(executor: Executor, variant: str, hidden: int) -> None:
     configs = widths(variant, hidden)
     assert configs

@@ -2,7 +2,7 @@
 
 The tests of kernels draw from these:
 
-    EACH   every variant with every reduction, in the arithmetic of its defaults; float32
+    EACH   every variant of float32 data with every reduction, in the arithmetic of its defaults
     EVERY  the same in every arithmetic; float32, each held to the accuracy class that its arithmetic can meet
     SINGLY EACH, and each arithmetic with one reduction and in one way: where arithmetic and reduction meet nowhere but in sums
     TYPED  every variant with every reduction on 16-bit data, with parameters of both types
@@ -25,6 +25,7 @@ from codegen.render import render
 from codegen.space import make_config, nearest_runnable, why_inexact
 from codegen.variants import VARIANTS
 from tests import cases
+from tests.configs import OF_FLOAT32
 from tuner.compare import bound_fault
 from tuner.executors import Executor, Program
 from tuner.inputs import Gradients, Inputs
@@ -55,7 +56,7 @@ OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
                    {"split": "none", "halved": 8}]}
 """Parameters that change what a variant's kernels do, not only how much at once: beside the defaults, with one reduction each."""
 
-NARROW = {"tile_wgmma": 101}
+NARROW = {"tile_wgmma": 101, "tile_cluster": 101}
 """Columns of x and of dy, as many as there can be where a variant takes no more than 128."""
 
 KEPT = ("reduction", "arithmetic", "split")
@@ -158,7 +159,7 @@ def in_way(config: Config, values: dict[str, Value], dtype: str = "float32") -> 
     return nearest_runnable(problem, make_config(config.variant, {**config.as_dict(), **values}), LIMITS, (*KEPT, *values))
 
 
-EACH = [config for name in VARIANTS for pair in pairs(name) for config in in_other_ways(config_of(name, *pair))]
+EACH = [config for name in OF_FLOAT32 for pair in pairs(name) for config in in_other_ways(config_of(name, *pair))]
 EVERY = [config for name in VARIANTS for triple in triples(name, "float32") for config in in_other_ways(config_of(name, *triple))]
 SINGLY = list(dict.fromkeys((*EACH, *{
     (config.variant, config["arithmetic"]): config for config in reversed(EVERY)
@@ -192,6 +193,8 @@ def on_shapes(shapes: Sequence[Shape]) -> pytest.MarkDecorator:
 def in_turn(shapes: Sequence[Shape], variant: str) -> list[tuple[Shape, Config]]:
     """Each shape with one config of the variant, where one can run it; reductions and arithmetics take turns."""
     configs = [config for config in EVERY if config.variant == variant]
+    if not configs:
+        return []  # of 16-bit data alone
     found: list[tuple[Shape, Config]] = []
     for number, shape in enumerate(shapes):
         start = number % len(configs)

@@ -83,10 +83,10 @@ inline cudaError_t run(void (*entry)(const void*), const void* bound, unsigned g
   using namespace cuda_on_host;
   Memory none(Layout::end);
   Memory* const memory = state.memory != nullptr ? state.memory : &none;
-  Buffer shared("the dynamic shared memory", shared_bytes, Layout::end);
+  const auto shared = std::make_shared<Buffer>("the dynamic shared memory", shared_bytes, Layout::end);
   static Machine machine;
   const SignalScope signals(machine);
-  const Work work = {"an artifact's kernel", entry, bound, grid, block, Order(Order::forward, 0), memory, &shared};
+  const Work work = {"an artifact's kernel", entry, bound, grid, block, Order(Order::forward, 0), memory, {shared}};
   const char* const fault = machine.run(work);
   if (fault == nullptr) return cudaSuccess;
   state.message = fault;

@@ -36,6 +36,7 @@ class _LaunchRequest(ctypes.Structure):
         ("shared_bytes", ctypes.c_int64),
         ("max_threads", ctypes.c_int64),
         ("max_shared_bytes", ctypes.c_int64),
+        ("cluster", ctypes.c_int64),
         ("order", ctypes.c_int),
         ("seed", ctypes.c_uint64),
         ("memory", ctypes.c_void_p),
@@ -172,6 +173,13 @@ class Kernels:
         if library is not None:  # ctypes never closes what it opened, and a run opens hundreds
             _ctypes.dlclose(library._handle)
 
+    def _cluster(self, kernel: str) -> int:
+        """Blocks of a cluster, as the kernel declares them; 1 where it declares none."""
+        try:
+            return ctypes.c_int.in_dll(self._library, f"cluster_of_{kernel}").value
+        except ValueError:
+            return 1
+
     def memory(self, layout: Layout = "end") -> Memory:
         """Fresh memory for one call."""
         return Memory(self._runtime, layout)
@@ -199,7 +207,7 @@ class Kernels:
         entry: Callable[..., object] = self._library[f"run_{kernel}"]
         request = _LaunchRequest(
             kernel.encode(), ctypes.cast(entry, ctypes.c_void_p), ctypes.cast(params, ctypes.c_void_p), grid, block, shared_bytes,  # type: ignore[arg-type]
-            self._max_threads, self._max_shared_bytes, kind, seed, memory.handle)
+            self._max_threads, self._max_shared_bytes, self._cluster(kernel), kind, seed, memory.handle)
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         if self._runtime.launch(ctypes.byref(request), message, _MESSAGE_BYTES) != 0:
             raise LaunchError(message.value.decode())

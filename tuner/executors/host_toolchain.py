@@ -151,7 +151,8 @@ def build_runtime(compiler: Compiler, store: Store) -> RuntimeFiles:
 
 def build_kernels(compiler: Compiler, store: Store, runtime: RuntimeFiles, text: str, kernels: Sequence[str], *,
                   fma: bool) -> Path:
-    """Compiles a CUDA source as it is; returns the path of a library with one entry `run_<kernel>` for each kernel.
+    """Compiles a CUDA source as it is; returns the path of a library with one entry `run_<kernel>` for each kernel, and for each
+    that declares clusters their blocks as the int `cluster_of_<kernel>`.
 
     Args:
         text: the source. It declares `struct Params`, and each kernel takes one.
@@ -162,7 +163,7 @@ def build_kernels(compiler: Compiler, store: Store, runtime: RuntimeFiles, text:
         CompileError, ToolchainError: as Compiler.run and Store.get_or_build.
     """
     flags = (*_KERNEL_FLAGS, "-mfma") if fma else _KERNEL_FLAGS
-    files = (("kernel.cu", text), ("shim.cpp", _shim(kernels)))
+    files = (("kernel.cu", text), ("shim.cpp", _shim(text, kernels)))
     key = BuildKey(f"host kernel {platform.machine()}", files, flags, compiler.version, (runtime.digest,))
 
     def build(folder: Path) -> None:
@@ -173,7 +174,13 @@ def build_kernels(compiler: Compiler, store: Store, runtime: RuntimeFiles, text:
     return store.get_or_build(key, build) / _KERNEL
 
 
-def _shim(kernels: Sequence[str]) -> str:
+_CLUSTERED = re.compile(r"__cluster_dims__\((\w+), 1, 1\)[^;{]*?\b(\w+)\(const __grid_constant__ ")
+"""A kernel that declares clusters: how many blocks, and its name."""
+
+
+def _shim(text: str, kernels: Sequence[str]) -> str:
+    clusters = "".join(f"extern const int cluster_of_{kernel};\nconst int cluster_of_{kernel} = {blocks};\n"
+                       for blocks, kernel in _CLUSTERED.findall(text))
     entries = "".join(
         f"void run_{kernel}(const void* params) {{ {kernel}(*static_cast<const Params*>(params)); }}\n" for kernel in kernels)
     return (
@@ -182,6 +189,7 @@ def _shim(kernels: Sequence[str]) -> str:
         'extern "C" {\n'
         "extern const size_t params_bytes;\n"
         "const size_t params_bytes = sizeof(Params);\n"
+        f"{clusters}"
         f"{entries}"
         "}\n"
     )

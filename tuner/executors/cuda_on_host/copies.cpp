@@ -67,8 +67,8 @@ bool CopyQueue::writes(uintptr_t address, unsigned bytes) const {
 
 void Machine::start_copy(void* to, const void* from, unsigned bytes, bool exists, int line) {
   const uintptr_t destination = reinterpret_cast<uintptr_t>(to), source = reinterpret_cast<uintptr_t>(from);
-  if (!work_.shared->covers(destination)) fail("line %d: copies to %s, not to shared memory", line, place(destination));
-  if (work_.shared->covers(source)) fail("line %d: copies from %s, not from global memory", line, place(source));
+  if (!shared().covers(destination)) fail("line %d: copies to %s, not to shared memory", line, place(destination));
+  if (shared().covers(source)) fail("line %d: copies from %s, not from global memory", line, place(source));
   for (const uintptr_t address : {destination, source}) {
     if (address % bytes != 0) fail("line %d: copies %u bytes at %s, which is at no multiple of them", line, bytes, place(address));
   }

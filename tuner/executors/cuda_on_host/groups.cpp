@@ -148,24 +148,24 @@ void WarpProducts::hand_out(const Accumulator& from) {
 }
 
 void Machine::multiply_group(const GroupProduct& product, int line) {
-  const unsigned group = self_->index / kWarpgroup, first = group * kWarpgroup;
-  if (first + kWarpgroup > work_.block) {
+  const unsigned group = self_->place / kWarpgroup, first = group * kWarpgroup;
+  if (first + kWarpgroup > self_->block->first + work_.block) {
     fail("calls multiply_group (line %d), but the block of %u threads has only a part of this warpgroup", line, work_.block);
   }
   for (unsigned warp = first / kWarp; warp < (first + kWarpgroup) / kWarp; ++warp) {
     if (warps_[warp].exited != 0) fail("calls multiply_group (line %d), but threads of its warpgroup have left the kernel", line);
   }
-  if (!products_[self_->index / kWarp].fenced(product.a_registers != nullptr)) {
+  if (!products_[self_->place / kWarp].fenced(product.a_registers != nullptr)) {
     fail("calls multiply_group (line %d) without fence_products before it", line);
   }
-  const uintptr_t shared = reinterpret_cast<uintptr_t>(work_.shared->data());
+  const uintptr_t base = reinterpret_cast<uintptr_t>(shared().data());
   const auto check = [&](uint64_t descriptor, bool by_depth, unsigned size, const char* name) {
     if (!SharedMatrix::is_supported(descriptor, by_depth)) {
       fail("line %d: the descriptor of %s has a swizzle or base offset that is not known here", line, name);
     }
-    const SharedMatrix matrix(descriptor, by_depth, shared);
+    const SharedMatrix matrix(descriptor, by_depth, base);
     for (const uintptr_t address : {matrix.begin(), matrix.last(size, WarpProducts::kDepth) + 63}) {
-      if (!work_.shared->holds(address)) fail("line %d: the descriptor of %s reaches %s", line, name, place(address));
+      if (!shared().holds(address)) fail("line %d: the descriptor of %s reaches %s", line, name, place(address));
     }
   };
   if (product.a_registers == nullptr) check(product.a, product.a_by_depth, kWarpgroup / 2, "a");
@@ -178,11 +178,11 @@ void Machine::multiply_group(const GroupProduct& product, int line) {
 void Machine::complete_group(unsigned first) {
   const Request& call = self_->waits;
   const GroupProduct& mine = *reinterpret_cast<const GroupProduct*>(call.value);
-  for (unsigned index = first; index < first + kWarpgroup; ++index) {
-    const Request& other = threads_[index].waits;
+  for (unsigned place = first; place < first + kWarpgroup; ++place) {
+    const Request& other = threads_[place].waits;
     const GroupProduct& its = *reinterpret_cast<const GroupProduct*>(other.value);
     if (other.line != call.line || its.a != mine.a || its.b != mine.b || its.accumulate != mine.accumulate) {
-      fail("calls multiply_group (line %d) with other operands than thread %u (line %d)", call.line, index, other.line);
+      fail("calls multiply_group (line %d) with other operands than thread %u (line %d)", call.line, threads_[place].index, other.line);
     }
   }
   in_group_[first / kWarpgroup] = 0;
@@ -191,7 +191,7 @@ void Machine::complete_group(unsigned first) {
     for (unsigned lane = 0; lane < kWarp; ++lane) {
       lanes[lane] = reinterpret_cast<const GroupProduct*>(threads_[first + warp * kWarp + lane].waits.value);
     }
-    products_[first / kWarp + warp].start(lanes, call.line, warp, reinterpret_cast<uintptr_t>(work_.shared->data()));
+    products_[first / kWarp + warp].start(lanes, call.line, warp, reinterpret_cast<uintptr_t>(shared().data()));
   }
   for (Walk walk = work_.order.walk(kWarpgroup, true); !walk.empty();) release(threads_[first + walk.next()]);
 }

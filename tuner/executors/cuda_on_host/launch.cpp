@@ -61,6 +61,7 @@ struct LaunchRequest {
   int64_t shared_bytes;
   int64_t max_threads;
   int64_t max_shared_bytes;
+  int64_t cluster;
   int order;  // Order::Kind
   uint64_t seed;
   Memory* memory;
@@ -78,13 +79,20 @@ static std::string launch(const LaunchRequest& request) {
   if (request.shared_bytes < 0 || request.shared_bytes > request.max_shared_bytes) {
     return out_of_range("dynamic shared memory", request.shared_bytes, 0, request.max_shared_bytes);
   }
-  Buffer shared("the dynamic shared memory", static_cast<size_t>(request.shared_bytes), request.memory->layout());
+  const int64_t largest = kMaxClusterThreads / most;
+  if (request.cluster < 1 || request.cluster > largest) return out_of_range("a cluster", request.cluster, 1, largest);
+  if (request.grid % request.cluster != 0) {
+    return kernel + "a grid of " + std::to_string(request.grid) + " blocks, which are no whole clusters of " + std::to_string(request.cluster);
+  }
+  Work work = {request.kernel, request.entry, request.params, request.grid, static_cast<unsigned>(request.block),
+               Order(static_cast<Order::Kind>(request.order), request.seed), request.memory, {}};
+  for (int64_t block = 0; block < request.cluster; ++block) {
+    work.shared.push_back(std::make_shared<Buffer>("the dynamic shared memory", static_cast<size_t>(request.shared_bytes), request.memory->layout()));
+  }
   std::unique_ptr<Machine> machine = machines.borrow();
   std::string failure;
   {
     const SignalScope signals(*machine);
-    const Work work = {request.kernel, request.entry, request.params, request.grid, static_cast<unsigned>(request.block),
-                       Order(static_cast<Order::Kind>(request.order), request.seed), request.memory, &shared};
     if (const char* message = machine->run(work)) failure = message;
   }
   machines.give_back(std::move(machine));
@@ -93,7 +101,9 @@ static std::string launch(const LaunchRequest& request) {
   const auto written = [&](const Buffer& buffer) {
     return kernel + "some thread writes just " + (at_end ? "before the first" : "after the last") + " element of " + buffer.name();
   };
-  if (!shared.surroundings_intact()) return written(shared);
+  for (const auto& shared : work.shared) {
+    if (!shared->surroundings_intact()) return written(*shared);
+  }
   for (const auto& buffer : request.memory->buffers()) {
     if (!buffer->surroundings_intact()) return written(*buffer);
   }

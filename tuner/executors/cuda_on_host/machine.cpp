@@ -20,10 +20,10 @@ size_t stack_shift(unsigned fiber) { return (fiber % 61) * 64; }
 
 Machine::Machine()
     : stack_stride_(kStackFence + static_cast<size_t>(sysconf(_SC_PAGESIZE)) + kStackBytes),
-      stacks_(stack_stride_ * kMaxThreads, PROT_READ | PROT_WRITE),
+      stacks_(stack_stride_ * kMaxClusterThreads, PROT_READ | PROT_WRITE),
       signal_stack_(kSignalStackBytes, PROT_READ | PROT_WRITE) {
-  ready_.reserve(kMaxThreads);
-  idle_.reserve(kMaxThreads);
+  ready_.reserve(kMaxClusterThreads);
+  idle_.reserve(kMaxClusterThreads);
 }
 
 Machine* Machine::running() { return current; }
@@ -35,30 +35,35 @@ const char* Machine::run(const Work& work) {
   for (Thread& thread : threads_) thread.copies.clear();  // of a launch that failed
   bulk_copies_.clear();
   for (WarpProducts& products : products_) products.clear();
-  here = {{0, 0, 0}, {0, 0, 0}, {work.block, 1, 1}, {static_cast<unsigned>(work.grid), 1, 1},
-          reinterpret_cast<float*>(work.shared->data())};
+  here = {{0, 0, 0}, {0, 0, 0}, {work_.block, 1, 1}, {static_cast<unsigned>(work_.grid), 1, 1}, nullptr};
   message_[0] = '\0';
   if (sigsetjmp(escape_, 0) == 0) {
     current = this;
-    for (Walk blocks = work_.order.walk(static_cast<uint64_t>(work_.grid)); !blocks.empty();) run_block(blocks.next());
+    for (Walk walk = work_.order.walk(static_cast<uint64_t>(work_.grid) / blocks()); !walk.empty();) run_cluster(walk.next());
   }
   current = nullptr;
+  work_.shared.clear();
   return message_[0] == '\0' ? nullptr : message_;
 }
 
-void Machine::run_block(uint64_t index) {
-  here.block.x = static_cast<unsigned>(index);
-  work_.shared->poison();
-  exited_ = 0;
-  at_barrier_ = 0;
+void Machine::run_cluster(uint64_t index) {
+  exited_ = at_cluster_barrier_ = 0;
+  met_ = false;
   ready_.clear();
-  for (unsigned first = 0; first < work_.block; first += kWarp) {
-    const unsigned lanes = work_.block - first;
-    warps_[first / kWarp] = {lanes >= kWarp ? ~0u : (1u << lanes) - 1, 0, 0};
+  for (unsigned number = 0; number < blocks(); ++number) {
+    Block& block = blocks_[number];
+    block = {};
+    block.index = static_cast<unsigned>(index) * blocks() + number;
+    block.first = number * ((work_.block + kWarpgroup - 1) / kWarpgroup * kWarpgroup);
+    block.shared = work_.shared[number].get();
+    block.shared->poison();
+    for (unsigned first = 0; first < work_.block; first += kWarp) {
+      const unsigned lanes = work_.block - first;
+      warps_[(block.first + first) / kWarp] = {lanes >= kWarp ? ~0u : (1u << lanes) - 1, 0, 0};
+    }
   }
-  for (NamedBarrier& barrier : named_barriers_) barrier = {};
   for (unsigned& waiting : in_group_) waiting = 0;
-  unstarted_ = work_.order.walk(work_.block);
+  unstarted_ = work_.order.walk(blocks() * work_.block);
   jump(main_, idle_fiber().context);
   if (!bulk_copies_.empty()) fail("leaves the kernel, as all others have, before a bulk copy to %s has ended", place(reinterpret_cast<uintptr_t>(bulk_copies_.front().to)));
 }
@@ -89,11 +94,11 @@ void Machine::fiber_loop(Fiber& fiber) {
   for (;;) {
     while (start_next(fiber) && ready_.empty()) {
     }
-    if (ready_.empty() && exited_ != work_.block) land_copies();
+    if (ready_.empty() && exited_ != blocks() * work_.block) land_copies();
     idle_.push_back(&fiber);
     if (!ready_.empty()) {
       resume_next(fiber);
-    } else if (exited_ == work_.block) {
+    } else if (exited_ == blocks() * work_.block) {
       jump(fiber.context, main_);
     } else {
       fail_deadlocked();
@@ -103,9 +108,12 @@ void Machine::fiber_loop(Fiber& fiber) {
 
 bool Machine::start_next(Fiber& fiber) {
   if (unstarted_.empty()) return false;
-  const unsigned index = static_cast<unsigned>(unstarted_.next());
-  Thread& thread = threads_[index];
+  const unsigned number = static_cast<unsigned>(unstarted_.next()), index = number % work_.block;
+  Block& block = blocks_[number / work_.block];
+  Thread& thread = threads_[block.first + index];
   thread.index = index;
+  thread.place = block.first + index;
+  thread.block = &block;
   thread.fiber = &fiber;
   thread.waits.call = Call::none;
   become(thread);
@@ -115,38 +123,46 @@ bool Machine::start_next(Fiber& fiber) {
 }
 
 void Machine::leave_kernel() {
+  Block& block = *self_->block;
   if (!self_->copies.empty()) fail("leaves the kernel before its asynchronous copies have ended");
-  if (!products_[self_->index / kWarp].empty()) fail("leaves the kernel before products of its warpgroup were waited for");
-  if (at_barrier_ != 0) {
-    fail("leaves the kernel while thread %u waits at __syncthreads (line %d)", first_at_barrier_, barrier_line_);
+  if (!products_[self_->place / kWarp].empty()) fail("leaves the kernel before products of its warpgroup were waited for");
+  if (block.at_barrier != 0) {
+    fail("leaves the kernel while thread %u waits at __syncthreads (line %d)", block.first_at_barrier, block.barrier_line);
   }
-  const unsigned index = self_->index, lane = index % kWarp;
-  Warp& warp = warps_[index / kWarp];
+  if (at_cluster_barrier_ != 0) {
+    const Thread& other = *first_at_cluster_barrier_;
+    fail("leaves the kernel while block %u, thread %u waits at sync_cluster (line %d)", other.block->index, other.index, other.waits.line);
+  }
+  const unsigned place = self_->place, lane = place % kWarp;
+  Warp& warp = warps_[place / kWarp];
   warp.exited |= 1u << lane;
   for (unsigned rest = warp.waiting; rest != 0; rest &= rest - 1) {
-    const Thread& other = threads_[index - lane + static_cast<unsigned>(__builtin_ctz(rest))];
+    const Thread& other = threads_[place - lane + static_cast<unsigned>(__builtin_ctz(rest))];
     if ((other.waits.mask >> lane & 1) != 0) {
       fail("leaves the kernel while thread %u waits for it at %s (line %d)", other.index, name_of(other.waits.call),
            other.waits.line);
     }
   }
   ++exited_;
-  last_exited_ = index;
+  ++block.exited;
+  block.last_exited = self_->index;
+  last_exited_ = self_;
 }
 
 void Machine::barrier(int line) {
-  if (exited_ != 0) fail("waits at __syncthreads (line %d), but thread %u has left the kernel", line, last_exited_);
-  if (at_barrier_ == 0) {
-    barrier_line_ = line;
-    first_at_barrier_ = self_->index;
-  } else if (line != barrier_line_) {
-    fail("waits at __syncthreads (line %d) while thread %u waits at the one of line %d", line, first_at_barrier_, barrier_line_);
+  Block& block = *self_->block;
+  if (block.exited != 0) fail("waits at __syncthreads (line %d), but thread %u has left the kernel", line, block.last_exited);
+  if (block.at_barrier == 0) {
+    block.barrier_line = line;
+    block.first_at_barrier = self_->index;
+  } else if (line != block.barrier_line) {
+    fail("waits at __syncthreads (line %d) while thread %u waits at the one of line %d", line, block.first_at_barrier, block.barrier_line);
   }
   self_->waits.call = Call::syncthreads;
   self_->waits.line = line;
-  if (++at_barrier_ == work_.block) {
-    at_barrier_ = 0;
-    for (Walk walk = work_.order.walk(work_.block, true); !walk.empty();) release(threads_[walk.next()]);
+  if (++block.at_barrier == work_.block) {
+    block.at_barrier = 0;
+    for (Walk walk = work_.order.walk(work_.block, true); !walk.empty();) release(threads_[block.first + walk.next()]);
   }
   suspend();
 }
@@ -181,6 +197,8 @@ void Machine::resume_next(Fiber& fiber) {
 void Machine::become(Thread& thread) {
   self_ = &thread;
   here.thread.x = thread.index;
+  here.block.x = thread.block->index;
+  here.shared = reinterpret_cast<float*>(thread.block->shared->data());
 }
 
 void Machine::fail(const char* format, ...) {

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <memory>
 #include <vector>
 
 #include "cuda_on_host/copies.h"
@@ -19,6 +20,7 @@
 namespace cuda_on_host {
 
 constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kMaxClusterThreads = 2 * kMaxThreads;  // a GPU's are up to eight blocks; kernels here have two
 
 // What to run. `entry` calls the kernel on one thread.
 struct Work {
@@ -29,17 +31,18 @@ struct Work {
   unsigned block;
   Order order;
   const Memory* memory;
-  Buffer* shared;
+  std::vector<std::shared_ptr<Buffer>> shared;  // of each block of a cluster
 };
 
-// The stacks and the scheduler of one OS thread at a time. Blocks do not run at once, so one machine serves a whole launch.
+// The stacks and the scheduler of one OS thread at a time. Clusters do not run at once, so one machine serves a whole launch. Where a
+// kernel declares none, each block is a cluster of its own.
 class Machine {
  public:
   Machine();
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
 
-  // Runs all blocks. Returns null, or the sentence that says which law the kernel broke.
+  // Runs all clusters. Returns null, or the sentence that says which law the kernel broke.
   const char* run(const Work& work);
 
   // The stack signal handlers run on.
@@ -64,6 +67,11 @@ class Machine {
   void start_bulk_copy(const BulkCopy& copy, int line);
   void sync_threads(int barrier, unsigned threads, bool waits, int line);
 
+  void sync_cluster(int line);
+  unsigned address_in_block(const void* here, int block, int line);
+  void arrive_at(unsigned barrier, int line);
+  void store_async(unsigned to, const float* from, unsigned barrier, int line);
+
   void multiply_group(const GroupProduct& product, int line);
 
   // Ends the launch: leaves the running fiber for good. The message follows "kernel k, block b, thread t: ".
@@ -86,8 +94,23 @@ class Machine {
   // every 64 KiB, the largest step among them (gcc on aarch64), so none steps over it.
   static constexpr size_t kStackFence = 64 << 10;
 
+  // A block of the cluster that runs.
+  struct Block {
+    unsigned index;  // of the grid
+    unsigned first;  // place of its first thread
+    Buffer* shared;
+    unsigned exited;
+    unsigned last_exited;
+    unsigned at_barrier;
+    int barrier_line;
+    unsigned first_at_barrier;
+    NamedBarrier named_barriers[kNamedBarriers];
+  };
+
   struct Thread {
-    unsigned index;
+    unsigned index;  // in its block
+    unsigned place;  // in threads_; those of a warp and of a warpgroup are neighbours
+    Block* block;
     Fiber* fiber;
     Request waits;    // call none: not waiting
     uint64_t result;  // of the collective call it waited in
@@ -100,7 +123,7 @@ class Machine {
     unsigned waiting;  // lanes in a collective call
   };
 
-  void run_block(uint64_t index);
+  void run_cluster(uint64_t index);
   void fiber_loop(Fiber& fiber);
   static void enter_fiber();
   Fiber& idle_fiber();
@@ -115,8 +138,16 @@ class Machine {
   void elect(unsigned first);
   void complete_group(unsigned first);
   void end_products(unsigned warp, unsigned latest);
-  PhaseBarrier& barrier_at(uint64_t* barrier, int line);
+  PhaseBarrier& barrier_at(const Block& block, uint64_t* barrier, int line);
+  void arrive(const Block& block, uint64_t* barrier, unsigned bytes, int line);
   void end_phase(PhaseBarrier& barrier);
+  void start_copy(const BulkCopy& copy, int line);
+  Block& block_of(unsigned address, int line);
+  template <class T>
+  static T* at_address(const Block& block, unsigned address);
+  Block& block_with(uintptr_t address);
+  const Buffer& shared() const { return *self_->block->shared; }
+  unsigned blocks() const { return static_cast<unsigned>(work_.shared.size()); }
   void land_copies();
   unsigned source_lane(const Request& request, unsigned lane, unsigned mask);
   [[noreturn]] void fail_deadlocked();
@@ -137,20 +168,20 @@ class Machine {
   Fiber* entering_ = nullptr;
 
   Walk unstarted_;
-  unsigned exited_ = 0;
-  unsigned last_exited_ = 0;
-  unsigned at_barrier_ = 0;
-  int barrier_line_ = 0;
-  unsigned first_at_barrier_ = 0;
+  Block blocks_[kMaxClusterThreads / kWarpgroup];
+  unsigned exited_ = 0;  // of all blocks
+  const Thread* last_exited_ = nullptr;
+  unsigned at_cluster_barrier_ = 0;
+  const Thread* first_at_cluster_barrier_ = nullptr;
+  bool met_ = false;  // whether the blocks of the cluster have
   std::vector<Thread*> ready_;  // a stack: the last one runs next
   std::vector<Fiber*> idle_;
-  Warp warps_[kMaxThreads / kWarp];
+  Warp warps_[kMaxClusterThreads / kWarp];
   std::vector<BulkCopy> bulk_copies_;
-  NamedBarrier named_barriers_[kNamedBarriers];
-  WarpProducts products_[kMaxThreads / kWarp];
-  unsigned in_group_[kMaxThreads / kWarpgroup];  // threads of each warpgroup that wait for the others of it
-  Thread threads_[kMaxThreads];
-  Fiber fibers_[kMaxThreads];
+  WarpProducts products_[kMaxClusterThreads / kWarp];
+  unsigned in_group_[kMaxClusterThreads / kWarpgroup];  // threads of each warpgroup that wait for the others of it
+  Thread threads_[kMaxClusterThreads];
+  Fiber fibers_[kMaxClusterThreads];
 };
 
 }  // namespace cuda_on_host

@@ -38,12 +38,13 @@ class PhaseBarrier {
   uint64_t word_;
 };
 
-// A copy that tells a barrier of its bytes when it ends.
+// A copy that tells a barrier of its bytes when it ends: from memory, or of values that a thread had.
 struct BulkCopy {
   void* to;
-  const void* from;
+  const void* from;  // null: `values`
   unsigned bytes;
   uint64_t* barrier;
+  float values[4];
 };
 
 constexpr int kNamedBarriers = 16;

@@ -109,6 +109,18 @@ inline bool is_elected(int line = __builtin_LINE()) { return ::cuda_on_host::is_
 // Changes nothing here: memory is one.
 inline void fence_operands() {}
 
+// Clusters.
+inline void sync_cluster(int line = __builtin_LINE()) { ::cuda_on_host::sync_cluster(line); }
+inline unsigned address_in_block(const void* here, int block, int line = __builtin_LINE()) {
+  return ::cuda_on_host::address_in_block(here, block, line);
+}
+inline void arrive_at(unsigned barrier, int line = __builtin_LINE()) { ::cuda_on_host::arrive_at(barrier, line); }
+inline void store_async(unsigned to, const float (&from)[4], unsigned barrier, int line = __builtin_LINE()) {
+  ::cuda_on_host::store_async(to, from, barrier, line);
+}
+
+inline int anew(int value) { return value; }
+
 // Some of a block's warps.
 inline void sync_threads(int barrier, int threads, int line = __builtin_LINE()) {
   ::cuda_on_host::sync_threads(barrier, static_cast<unsigned>(threads), line);

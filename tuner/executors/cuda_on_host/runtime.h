@@ -31,6 +31,7 @@ enum class Call : uint8_t {
   none,
   syncthreads,
   sync_threads, wait_phase,  // of some warps, and of whoever arrives at a barrier in shared memory
+  sync_cluster,
   multiply_group,  // of a warpgroup
   syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,  // of the lanes of a mask
   mma_f16, mma_bf16, mma_tf32, load_matrices, load_matrices_transposed,  // of whole warps
@@ -94,6 +95,12 @@ bool is_elected(int line);
 // Barriers of some of a block's warps. Waits for `threads` arrivals, its own among them; or only arrives.
 void sync_threads(int barrier, unsigned threads, int line);
 void arrive_threads(int barrier, unsigned threads, int line);
+
+// Clusters: clusters.cpp. Addresses are those of the window of shared memory that all blocks of a cluster are in.
+void sync_cluster(int line);
+unsigned address_in_block(const void* here, int block, int line);
+void arrive_at(unsigned barrier, int line);
+void store_async(unsigned to, const float* from, unsigned barrier, int line);  // 4 values
 
 // A thread's part of a product of a warpgroup: groups.h.
 struct GroupProduct {

@@ -95,7 +95,10 @@ SignalScope::~SignalScope() {
 }
 
 const Buffer* Machine::buffer_at(uintptr_t address) const {
-  return work_.shared->covers(address) ? work_.shared : work_.memory->find(address);
+  for (const auto& shared : work_.shared) {
+    if (shared->covers(address)) return shared.get();
+  }
+  return work_.memory->find(address);
 }
 
 const char* Machine::place(uintptr_t address) {

@@ -12,6 +12,7 @@ const char* name_of(Call call) {
     case Call::syncthreads: return "__syncthreads";
     case Call::sync_threads: return "sync_threads";
     case Call::wait_phase: return "wait_phase";
+    case Call::sync_cluster: return "sync_cluster";
     case Call::multiply_group: return "multiply_group";
     case Call::syncwarp: return "__syncwarp";
     case Call::shfl: return "__shfl_sync";
@@ -78,7 +79,7 @@ void load_matrices(Call call, const MatrixRow& row, int line) { Machine::running
 void Machine::load_matrices(Call call, const MatrixRow& row, int line) {
   constexpr unsigned kBytes = 16;
   const uintptr_t address = reinterpret_cast<uintptr_t>(row.row);
-  if (!work_.shared->covers(address)) {
+  if (!shared().covers(address)) {
     fail("line %d: loads a row of a matrix from %s, not from shared memory", line, place(address));
   }
   if (address % kBytes != 0) {
@@ -89,7 +90,7 @@ void Machine::load_matrices(Call call, const MatrixRow& row, int line) {
   for (const uint32_t word : words) {
     if (word != kPoison) continue;
     for (unsigned index = 0; index < work_.block; ++index) {
-      if (!threads_[index].copies.writes(address, kBytes)) continue;
+      if (!threads_[self_->block->first + index].copies.writes(address, kBytes)) continue;
       fail("line %d: loads a row of a matrix at %s, to which an asynchronous copy of thread %u has not ended", line, place(address),
            index);
     }
@@ -100,8 +101,8 @@ void Machine::load_matrices(Call call, const MatrixRow& row, int line) {
 
 uint64_t Machine::collective(const Request& request) {
   Thread& self = *self_;
-  const unsigned lane = self.index % kWarp, first = self.index - lane, mask = request.mask;
-  Warp& warp = warps_[self.index / kWarp];
+  const unsigned lane = self.place % kWarp, first = self.place - lane, mask = request.mask;
+  Warp& warp = warps_[self.place / kWarp];
   if ((mask >> lane & 1) == 0) {
     fail("calls %s (line %d) with mask 0x%08x, which leaves out its own lane %u", name_of(request.call), request.line, mask, lane);
   }
@@ -111,7 +112,7 @@ uint64_t Machine::collective(const Request& request) {
   }
   if (const unsigned exited = mask & warp.exited; exited != 0) {
     fail("calls %s (line %d)%s, but lane %d (thread %u) has left the kernel", name_of(request.call), request.line,
-         MaskWords(request).text, __builtin_ctz(exited), first + static_cast<unsigned>(__builtin_ctz(exited)));
+         MaskWords(request).text, __builtin_ctz(exited), self.index - lane + static_cast<unsigned>(__builtin_ctz(exited)));
   }
   if (is_shuffle(request.call) && (request.width < 1 || request.width > 32 || (request.width & (request.width - 1)) != 0)) {
     fail("calls %s (line %d) with width %d; it must be a power of two, at most 32", name_of(request.call), request.line,
@@ -168,7 +169,7 @@ void Machine::complete_matrices(unsigned first) {
 
 // Nobody should count on a lane: it is the one that has come last.
 void Machine::elect(unsigned first) {
-  for (unsigned lane = 0; lane < kWarp; ++lane) threads_[first + lane].result = first + lane == self_->index;
+  for (unsigned lane = 0; lane < kWarp; ++lane) threads_[first + lane].result = first + lane == self_->place;
 }
 
 // The lane whose value `lane` gets: "shfl.sync" in the PTX ISA, lanes of a segment of `width`.
@@ -185,7 +186,7 @@ unsigned Machine::source_lane(const Request& request, unsigned lane, unsigned ma
   const bool outside = source >= end || (source < begin && request.call != Call::shfl_xor) || source < 0;
   if (outside) return lane;
   if ((mask >> source & 1) == 0) {
-    become(threads_[self_->index - self_->index % kWarp + lane]);
+    become(threads_[self_->place - self_->place % kWarp + lane]);
     fail("reads from lane %d in %s (line %d), which its mask 0x%08x leaves out", source, name_of(request.call), request.line, mask);
   }
   return static_cast<unsigned>(source);
@@ -193,8 +194,9 @@ unsigned Machine::source_lane(const Request& request, unsigned lane, unsigned ma
 
 // No thread can go on. Names one that waits for another, and where that one waits instead.
 void Machine::fail_deadlocked() {
-  for (unsigned index = 0; index < work_.block; ++index) {
-    Thread& thread = threads_[index];
+  for (unsigned number = 0; number < blocks() * work_.block; ++number) {
+    const unsigned place = blocks_[number / work_.block].first + number % work_.block;
+    Thread& thread = threads_[place];
     const Request& call = thread.waits;
     if (call.call == Call::none || call.call == Call::syncthreads) continue;
     if (!is_of_a_warp(call.call)) {
@@ -202,7 +204,7 @@ void Machine::fail_deadlocked() {
       fail("waits at %s (line %d) for threads that never come", name_of(call.call), call.line);
     }
     for (unsigned rest = call.mask; rest != 0; rest &= rest - 1) {
-      const Thread& other = threads_[index - index % kWarp + static_cast<unsigned>(__builtin_ctz(rest))];
+      const Thread& other = threads_[place - place % kWarp + static_cast<unsigned>(__builtin_ctz(rest))];
       if (meet(call, other.waits)) continue;
       become(thread);
       fail("waits at %s (line %d)%s for thread %u, which waits at %s (line %d)%s", name_of(call.call), call.line,
