@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from codegen.errors import InvalidConfig
 
 Value = int | str
 
+UNSAID: Mapping[tuple[str, str], Value] = {("gemm_wgmma", "cluster"): 1}
+"""By variant and parameter, a value that texts of configs leave out: what all kernels of the variant had before there was the
+parameter. So the texts of before still name the same kernels, and those say the same of themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`row_warp:warps=4,rows=1,...` as a value. Parameters stand in the order in which the variant declares them."""
+    """`row_warp:warps=4,rows=1,...` as a value. Parameters stand in the order in which the variant declares them, and the text
+    names all of them but those that have their value of UNSAID."""
 
     variant: str
     params: tuple[tuple[str, Value], ...]
 
     def __str__(self) -> str:
-        return f"{self.variant}:" + ",".join(f"{name}={value}" for name, value in self.params)
+        said = (pair for pair in self.params if UNSAID.get((self.variant, pair[0])) != pair[1])
+        return f"{self.variant}:" + ",".join(f"{name}={value}" for name, value in said)
 
     def __getitem__(self, name: str) -> Value:
         for key, value in self.params:

@@ -27,6 +27,11 @@ def _halved(params: Params) -> int:
     return number(params, "halved") if "halved" in params else 0
 
 
+def _cluster(params: Params) -> int:
+    """Blocks that take tiles together: of gemm_wgmma alone."""
+    return number(params, "cluster") if "cluster" in params else 1
+
+
 def needs(problem: Problem) -> tuple[bool, bool, bool]:
     """Whether dn, G and the sums of dy are needed for what is wanted."""
     wants = problem.wants
@@ -133,7 +138,7 @@ def plan_of(problem: Problem, params: Params, tiles: Tiles, kernel: str, threads
     if finishes_rows(problem, params):
         finished = finished + ceil_div(ROWS, tiles.block_rows)
     if tiles.cells and (dn or g):
-        prepares, products = maximum(1, prepares), minimum(MOST_BLOCKS, products)
+        prepares, products = maximum(1, prepares), minimum(MOST_BLOCKS, _whole_clusters(products, _cluster(params)))
     steps: list[Step] = []
     if params["reduction"] == "atomic":
         steps.append(Fill(tuple(name for name in ("dgamma", "dbeta", "dw") if name in problem.wants)))
@@ -143,6 +148,11 @@ def plan_of(problem: Problem, params: Params, tiles: Tiles, kernel: str, threads
     if finished != const(0):
         steps.append(Launch("gemm_finish", finished, row_threads, tiles.finish_shared_bytes))
     return Plan(tuple(steps), workspace(problem, params, tiles), parts if g else ONE)
+
+
+def _whole_clusters(blocks: Expr, cluster: int) -> Expr:
+    """The blocks, or so many more that clusters of this size are whole."""
+    return ceil_div(blocks, cluster) * cluster if cluster > 1 else blocks
 
 
 def constants_of(problem: Problem, params: Params, tiles: Tiles) -> dict[str, int]:

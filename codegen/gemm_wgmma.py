@@ -96,11 +96,14 @@ def _constants(problem: Problem, params: Params) -> dict[str, int]:
     copying, multiplying = _registers_of(params)
     if copying and (gemm_plan.needs(problem)[0] or gemm_plan.needs(problem)[1]):
         named |= {"PRODUCER_REGISTERS": copying, "CONSUMER_REGISTERS": multiplying}
-    side_by_side = params["split"] == "none" and not params["halved"] and _keeps_pace(problem, params)
+    alone = params["split"] == "none" and not params["halved"] and params["cluster"] == 1
+    side_by_side = alone and _keeps_pace(problem, params)
     if side_by_side or (params["split"] == "fragments" and all(gemm_plan.needs(problem)[:2])):
         named["PACE"] = _PACE
     if params["halved"] and gemm_plan.needs(problem)[0]:
         named["HALVED"] = number(params, "halved")
+    if (cluster := number(params, "cluster")) > 1 and any(gemm_plan.needs(problem)[:2]):
+        named["CLUSTER"] = cluster
     return named
 
 
@@ -137,6 +140,13 @@ def _something_to_split(problem: Problem, params: Params, limits: Limits) -> str
 def _wrong_halves(problem: Problem, params: Params, limits: Limits) -> str | None:
     if params["halved"] and (params["split"] != "none" or params["finish"] == "epilogue"):
         return "halves of the depth of dn are built for split=none and finish=second; take halved=0"
+    return None
+
+
+def _wrong_pairs(problem: Problem, params: Params, limits: Limits) -> str | None:
+    """What cluster=2 is built for: tiles in any order, which those of split=fragments are not."""
+    if params["cluster"] == 2 and params["split"] == "fragments":
+        return "split=fragments keeps tiles of G and dn in step, which pairs of blocks do not; take cluster=1"
     return None
 
 
@@ -297,9 +307,9 @@ VARIANT = Variant(
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS,
              "finish": ("second", "epilogue", "wide", "rounded"),
-             "group": (8, 4), "halved": _HALVED},
+             "group": (8, 4), "halved": _HALVED, "cluster": (1, 2)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
-              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0},
+              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0, "cluster": 1},
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
              Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
@@ -310,7 +320,9 @@ VARIANT = Variant(
              Clash(("split", "tile", "groups", "finish"), _wrong_finish), Clash(("split", "finish"), _wrong_ends),
              Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),
              Clash(("split", "finish", "halved"), _wrong_halves),
+             Clash(("split", "cluster"), _wrong_pairs),
              Clash(("reduction", "parts"), gemm_mma.mismatched),
              Clash(("arithmetic", "split", "tile", "depth", "promote", "reduction", "parts", "finish", "halved"),
                    _too_much_workspace)),
+    meanings={"CLUSTER": "blocks that take tiles with the same columns and share the copies of what these need"},
 )

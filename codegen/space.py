@@ -10,7 +10,7 @@ from codegen.errors import InvalidConfig
 from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.variant import Variant
-from codegen.variants import VARIANTS, default_names
+from codegen.variants import VARIANTS, default_names, tried
 from codegen.walk import Walk
 
 
@@ -92,7 +92,7 @@ def all_configs(names: Iterable[str] | None = None) -> Iterator[Config]:
 
 def valid_configs(problem: Problem, limits: Limits, names: Iterable[str] | None = None,
                   on_refused: Callable[[str, int], None] = lambda reason, count: None) -> list[Config]:
-    """Every config that can run the problem and is worth trying, in a fixed order.
+    """Every config that can run the problem and is worth trying, in a fixed order; none with a value that no GPU has run.
 
     Args:
         problem: what is to be computed.
@@ -105,7 +105,7 @@ def valid_configs(problem: Problem, limits: Limits, names: Iterable[str] | None 
     """
     found: list[Config] = []
     for name in default_names() if names is None else names:
-        walk = Walk(problem, limits, variant_of(name))
+        walk = Walk(problem, limits, tried(variant_of(name)))
         found += walk.valid
         for reason, count in walk.refused.items():
             on_refused(reason, count)

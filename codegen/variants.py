@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from codegen import (
     gemm_mma,
@@ -18,6 +19,7 @@ from codegen import (
     weight_mma,
     weight_stream,
 )
+from codegen.config import Value
 from codegen.problem import Problem
 from codegen.variant import Params, Variant, number
 
@@ -31,10 +33,21 @@ VARIANTS: Mapping[str, Variant] = {
 UNTRIED: frozenset[str] = frozenset({"weight_ahead", "weight_mma", "tile_cluster"})
 """Variants that have not run on a GPU yet. They are validated as all others are, but take part only where they are named."""
 
+UNTRIED_VALUES: Mapping[tuple[str, str], tuple[Value, ...]] = {("gemm_wgmma", "cluster"): (2,)}
+"""By variant and parameter, values that have not run on a GPU yet. They are validated as all others are, but take part in no
+search: only a config that is given whole can have them."""
+
 
 def default_names() -> tuple[str, ...]:
     """The variants that take part where none are named."""
     return tuple(name for name in VARIANTS if name not in UNTRIED)
+
+
+def tried(variant: Variant) -> Variant:
+    """The variant without the values of UNTRIED_VALUES."""
+    choices = {name: tuple(value for value in values if value not in UNTRIED_VALUES.get((variant.name, name), ()))
+               for name, values in variant.choices.items()}
+    return replace(variant, choices=choices)
 
 
 def constants(problem: Problem, variant: Variant, params: Params) -> dict[str, int]:

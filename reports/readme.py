@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from codegen.dtypes import CLASS_ERRORS, OWN_CLASS
-from codegen.variants import UNTRIED, VARIANTS
+from codegen.variants import UNTRIED, UNTRIED_VALUES, VARIANTS
 from reports.pictures import kind_of, over_rows, ratios
 from reports.run import BEST_CU
 from reports.words import LEVEL, plain, without_place
@@ -215,6 +215,9 @@ def _variants(root: Path, folder: str, which: str) -> str:
     lines = ["| variant | what it does, and what it changes over the simpler ones |", "|---|---|"]
     for name, variant in VARIANTS.items():
         untried = " It has not run on a GPU yet and takes part only where `--variants` names it." if name in UNTRIED else ""
+        values = [f"`{parameter}={value}`" for (of, parameter), found in UNTRIED_VALUES.items() if of == name for value in found]
+        if values:
+            untried += f" With {' or '.join(values)} it has not run on a GPU yet, and no search takes that."
         lines.append(f"| `{name}` | {variant.summary.removeprefix(f'{name}: ')}{untried} |")
     return "\n".join(lines)
 

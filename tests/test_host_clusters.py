@@ -55,6 +55,21 @@ BROKEN = {
     "stores_to_one_and_tells_another": (
         f"{MET}store_async(address_in_block(s, other), four, address_in_block(b, own));",
         "line 7: stores to one block and tells another of it"),
+    "copies_before_the_cluster_met": (
+        f"{HEAD}__syncthreads();\nif (threadIdx.x == 0) copy_bulk_to_blocks(s, p.x, 16, b, 2 >> own);\nsync_cluster();",
+        "line 7: reaches into block 1 before the cluster has met in sync_cluster: it may not have begun"),
+    "copies_to_a_block_outside_of_the_cluster": (
+        f"{MET}if (threadIdx.x == 0) copy_bulk_to_blocks(s, p.x, 16, b, 4);\nsync_cluster();",
+        "line 7: looks in block 2 of a cluster of 2"),
+    "copies_to_no_block": (
+        f"{MET}if (threadIdx.x == 0) copy_bulk_to_blocks(s, p.x, 16, b, 0);\nsync_cluster();",
+        "line 7: copies in bulk to no block"),
+    "both_copy_to_the_same_place": (
+        f"{MET}if (threadIdx.x == 0) copy_bulk_to_blocks(s, p.x, 16, b, 3);\nsync_cluster();",
+        "line 7: copies in bulk to element 4 of the dynamic shared memory, where another copy has not ended"),
+    "nobody_waits_for_what_is_copied_to_another_block": (
+        f"{MET}if (threadIdx.x == 0) copy_bulk_to_blocks(s + 4 * own, p.x, 16, b, 2 >> own);\nsync_cluster();",
+        "leaves the kernel, as all others have, before a bulk copy"),
     "leaves_while_others_meet": (
         f"{MET}if (own == 0) return;\nsync_cluster();", "has left the kernel"),
     "nobody_waits_for_what_is_stored": (
@@ -79,6 +94,18 @@ KEPT = {
     "told": f"{MET}if (own == 0) {{\n  p.y[threadIdx.x] = 7.0f;\n  __syncthreads();\n"
               "  if (threadIdx.x == 0) arrive_at(address_in_block(b, 1));\n} else {\n  wait_phase(b, 0);\n"
               "  p.y[threadIdx.x] += 1.0f;\n}\nsync_cluster();",
+    # Each block brings half of the values to both, round after round, and goes on when both have read them.
+    "shared_copies": f"{HEAD}if (threadIdx.x == 0) init_barrier(b + 1, 2);\nsync_cluster();\n"
+                     "float sum = 0.0f;\nfor (int i = 0; i < 6; ++i) {\n  if (threadIdx.x == 0) {\n"
+                     "    if (i > 0) wait_phase(b + 1, 1 - i % 2);\n    arrive_expecting(b, 128);\n"
+                     "    copy_bulk_to_blocks(s + 16 * own, p.x + 16 * own, 64, b, 3);\n  }\n"
+                     "  wait_phase(b, i % 2);\n  sum += s[threadIdx.x % 32];\n  __syncthreads();\n"
+                     "  if (threadIdx.x < 2) arrive_at(address_in_block(b + 1, threadIdx.x));\n}\n"
+                     "if (threadIdx.x < 32) p.y[own * 32 + threadIdx.x] = sum;\nsync_cluster();",
+    # What is copied to another block is not there before it is waited for.
+    "late_copy": f"{MET}if (own == 0 && threadIdx.x == 0) copy_bulk_to_blocks(s, p.x, 16, b, 2);\nsync_cluster();\n"
+                 "if (own == 1 && threadIdx.x == 0) {\n  p.y[0] = s[0];\n  arrive_expecting(b, 16);\n  wait_phase(b, 0);\n"
+                 "  for (int i = 0; i < 4; ++i) p.y[1 + i] = s[i];\n}\nsync_cluster();",
     # Each block has shared memory of its own, and a place among the blocks.
     "apart": f"{MET}s[threadIdx.x % 8] = own;\nsync_cluster();\n"
              "if (threadIdx.x < 8) p.y[blockIdx.x * 8 + threadIdx.x] = s[threadIdx.x] * 10 + blockIdx.x;\nsync_cluster();",
@@ -143,8 +170,14 @@ def test_each_block_has_its_own_memory(order: str, kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_is_stored_lands_when_it_is_waited_for(order: str, kernels: Kernels) -> None:
-    got = launch(kernels, "late", order)
+def test_each_block_copies_half_of_what_both_read(order: str, kernels: Kernels) -> None:
+    assert launch(kernels, "shared_copies", order).tolist() == [6 * (value % 32 + 1) for value in range(64)]
+
+
+@pytest.mark.parametrize("name", ["late", "late_copy"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_another_block_sends_lands_when_it_is_waited_for(order: str, name: str, kernels: Kernels) -> None:
+    got = launch(kernels, name, order)
     assert np.isnan(got[0]) and got[1:5].tolist() == [1, 2, 3, 4]
 
 

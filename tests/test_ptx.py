@@ -67,6 +67,7 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
     const unsigned other = address_in_block(barrier, anew(threadIdx.x) % 2);
     store_async(other + 256, values, other);
     arrive_at(other);
+    if (threadIdx.x == 128) copy_bulk_to_blocks(dynamic_shared() + 4, p.x, 64, barrier, 3);
     give_up_registers<40>();
     arrive_expecting(barrier, 64);
     arrive(barrier);

@@ -18,6 +18,7 @@ from statistics import median
 
 from codegen.config import Config
 from codegen.space import variant_of
+from codegen.variants import tried
 from tuner.candidates import Space, nearest
 from tuner.changed import Changed
 from tuner.costmodel import predict
@@ -63,7 +64,7 @@ def changes(winner: Config, space: Space, predicted: Iterable[Config]) -> list[C
     family = [config for config in dict.fromkeys((*predicted, *space.valid)) if config.variant == winner.variant]
     found = []
     for name, own in winner.params:
-        for value in variant_of(winner.variant).choices[name]:
+        for value in tried(variant_of(winner.variant)).choices[name]:
             if value == own:
                 continue
             like = nearest(winner, [config for config in family if config[name] == value])

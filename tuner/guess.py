@@ -12,7 +12,7 @@ from codegen.config import Config
 from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.space import make_config, variant_of, why_not
-from codegen.variants import default_names
+from codegen.variants import default_names, tried
 from tuner.candidates import Neighbourhood, Space, survey
 from tuner.costmodel import predict
 from tuner.errors import NoValidKernel
@@ -104,8 +104,8 @@ def _predicted(space: Space, config: Config) -> float:
 
 
 def _near(config: Config) -> Iterator[Config]:
-    """The config and all that differ from it in one or two parameters."""
-    choices = variant_of(config.variant).choices
+    """The config and all that differ from it in one or two parameters, but for values that no GPU has run."""
+    choices = tried(variant_of(config.variant)).choices
     changes = [(name, value) for name, current in config.params for value in choices[name] if value != current]
     yield config
     for change in changes:

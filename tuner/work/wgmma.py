@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from codegen.arithmetic import PLANES, products
 from codegen.limits import matrix_rate
+from codegen.variant import round_up
 from tuner.work.base import FMA, L2, MEMORY, Kernels, Setting, Work
 
 RATE = 1640.0
@@ -24,6 +25,10 @@ _BULK = 0.6
 _ROW_COPY = 14.0
 """Cycles from one copy of a row of dy to the next, in split=fragments: 1850 a stage of 128 and 64 rows in turn,
 in bfloat16, with what else there is."""
+
+_SHARED_READS = {1: 1.0, 2: 0.5}
+"""By blocks of a cluster, how much of what a block gets of b is read from L2 for it: a copy with .multicast::cluster brings what
+it reads once to all blocks of its mask (PTX ISA, "cp.async.bulk"). Not timed yet."""
 
 _WAITING = 1.5
 """How much longer products last that wait for fragments: 3450 cycles a stage at 1,262144,128,512,
@@ -44,8 +49,9 @@ def _wgmma(setting: Setting) -> Work:
     block_m, block_n, block_k = (constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     padded = math.ceil(problem.rows / constants["ROW_PAD"]) * constants["ROW_PAD"]
     wants_g = bool(problem.wants & {"dw", "dgamma", "dbeta"})
-    dn_tiles = padded // block_m * constants["TILES_H"] if "dx" in problem.wants else 0
-    g_tiles = setting.splits * constants["G_TILES_O"] * constants["TILES_H"] if wants_g else 0
+    cluster = int(setting.params["cluster"])  # whose blocks take tiles of as many rows, there or not
+    dn_tiles = round_up(padded // block_m, cluster) * constants["TILES_H"] if "dx" in problem.wants else 0
+    g_tiles = setting.splits * round_up(constants["G_TILES_O"], cluster) * constants["TILES_H"] if wants_g else 0
     dn_steps, g_steps = constants["OUT_PITCH"] // block_k, math.ceil(setting.split_rows / block_k)
     tiles, steps = max(1, dn_tiles + g_tiles), dn_tiles * dn_steps + g_tiles * g_steps
     # Blocks take tile after tile: when the last is begun the others are half-way through theirs.
@@ -70,13 +76,15 @@ def _wgmma(setting: Setting) -> Work:
     if in_fragments:
         rows = (dn_tiles * dn_steps * block_m + g_tiles * g_steps * block_k) / max(steps, 1)
         matrix_cycles = max(rows * _ROW_COPY, matrix_cycles * (_WAITING if promoted else 1.0))
-    step_bytes = 2.0 * PLANES[arithmetic] * (block_m + block_n) * block_k
+    plane_bytes = 2.0 * PLANES[arithmetic] * block_k
+    step_bytes = plane_bytes * (block_m + block_n)
+    read_bytes = plane_bytes * (block_m + block_n * _SHARED_READS[cluster])
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
         chain=3 * L2 + of_block * (matrix_cycles + alone) + tiles_of_block * (ending / 4 + 2 * L2) + for_w,
         instructions=of_block * (promoted + multiplying * 30.0) + tiles_of_block * ending,
         wavefronts=of_block * (products(arithmetic) * (block_m / 64) * block_k * (64 + block_n) / 64 + step_bytes / 128),
-        l2_bytes=_BULK * steps * step_bytes + tiles * (4.0 * block_m * block_n + written), atomics=atomics,
+        l2_bytes=_BULK * steps * read_bytes + tiles * (4.0 * block_m * block_n + written), atomics=atomics,
         meetings=float(setting.splits) if atomics else 0.0, registers=168, matrix=steps * matrix * _FASTER)
 
 

@@ -1,5 +1,6 @@
-// Clusters: blocks that run at once and reach the shared memory of one another (PTX ISA, "mapa", "barrier.cluster", "st.async"). The
-// number of a block stands in an address above the offset in its window, and no number at all in one of the block's own.
+// Clusters: blocks that run at once and reach the shared memory of one another (PTX ISA, "mapa", "barrier.cluster", "st.async",
+// "cp.async.bulk" with .multicast::cluster). The number of a block stands in an address above the offset in its window, and no number
+// at all in one of the block's own.
 #include <string.h>
 
 #include "cuda_on_host/machine.h"
@@ -16,6 +17,10 @@ void sync_cluster(int line) { Machine::running()->sync_cluster(line); }
 unsigned address_in_block(const void* here, int block, int line) { return Machine::running()->address_in_block(here, block, line); }
 void arrive_at(unsigned barrier, int line) { Machine::running()->arrive_at(barrier, line); }
 void store_async(unsigned to, const float* from, unsigned barrier, int line) { Machine::running()->store_async(to, from, barrier, line); }
+
+void start_bulk_copy_to_blocks(void* to, const void* from, unsigned bytes, uint64_t* barrier, unsigned blocks, int line) {
+  Machine::running()->start_bulk_copy({to, from, bytes, barrier, {}}, blocks, line);
+}
 
 // Threads may come from different lines, as the roles of a kernel's warps do.
 void Machine::sync_cluster(int line) {
@@ -78,6 +83,20 @@ void Machine::store_async(unsigned to, const float* from, unsigned barrier, int 
   barrier_at(block, copy.barrier, line);
   memcpy(copy.values, from, sizeof copy.values);
   start_copy(copy, line);
+}
+
+// What lands in one block lands in another at another time: each of them is a copy of its own.
+void Machine::start_bulk_copy(const BulkCopy& copy, unsigned blocks, int line) {
+  check_bulk_copy(copy, line);
+  if (blocks == 0) fail("line %d: copies in bulk to no block", line);
+  for (; blocks != 0; blocks &= blocks - 1) {
+    const int number = __builtin_ctz(blocks);
+    const unsigned to = address_in_block(copy.to, number, line), barrier = address_in_block(copy.barrier, number, line);
+    const Block& block = block_of(to, line);
+    const BulkCopy there = {at_address<void>(block, to), copy.from, copy.bytes, at_address<uint64_t>(block, barrier), {}};
+    barrier_at(block, there.barrier, line);
+    start_copy(there, line);
+  }
 }
 
 }  // namespace cuda_on_host

@@ -74,6 +74,7 @@ class Machine {
   unsigned address_in_block(const void* here, int block, int line);
   void arrive_at(unsigned barrier, int line);
   void store_async(unsigned to, const float* from, unsigned barrier, int line);
+  void start_bulk_copy(const BulkCopy& copy, unsigned blocks, int line);
 
   void multiply_group(const GroupProduct& product, int line);
 
@@ -145,6 +146,7 @@ class Machine {
   PhaseBarrier& barrier_at(const Block& block, uint64_t* barrier, int line);
   void arrive(const Block& block, uint64_t* barrier, unsigned bytes, int line);
   void end_phase(PhaseBarrier& barrier);
+  void check_bulk_copy(const BulkCopy& copy, int line);
   void start_copy(const BulkCopy& copy, int line);
   Block& block_of(unsigned address, int line);
   template <class T>

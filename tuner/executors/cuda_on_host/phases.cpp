@@ -78,6 +78,11 @@ void Machine::wait_phase(uint64_t* at, unsigned phase, int line) {
 }
 
 void Machine::start_bulk_copy(const BulkCopy& copy, int line) {
+  check_bulk_copy(copy, line);
+  start_copy(copy, line);
+}
+
+void Machine::check_bulk_copy(const BulkCopy& copy, int line) {
   constexpr unsigned kUnit = 16;
   const uintptr_t to = reinterpret_cast<uintptr_t>(copy.to), from = reinterpret_cast<uintptr_t>(copy.from);
   barrier_at(*self_->block, copy.barrier, line);
@@ -96,7 +101,6 @@ void Machine::start_bulk_copy(const BulkCopy& copy, int line) {
   if (!shared().holds(to + copy.bytes - 1)) {
     fail("line %d: copies %u bytes in bulk to %s, past the end", line, copy.bytes, place(to));
   }
-  start_copy(copy, line);
 }
 
 void Machine::start_copy(const BulkCopy& copy, int line) {

@@ -124,6 +124,11 @@ inline void store_async(unsigned to, const float (&from)[4], unsigned barrier, i
   ::cuda_on_host::store_async(to, from, barrier, line);
 }
 
+inline void copy_bulk_to_blocks(void* to, const void* from, int bytes, unsigned long long* barrier, unsigned short blocks,
+                                int line = __builtin_LINE()) {
+  ::cuda_on_host::start_bulk_copy_to_blocks(to, from, static_cast<unsigned>(bytes), reinterpret_cast<uint64_t*>(barrier), blocks, line);
+}
+
 inline int anew(int value) { return value; }
 
 // Some of a block's warps.

@@ -104,6 +104,8 @@ void sync_cluster(int line);
 unsigned address_in_block(const void* here, int block, int line);
 void arrive_at(unsigned barrier, int line);
 void store_async(unsigned to, const float* from, unsigned barrier, int line);  // 4 values
+// To the places in the blocks of a mask that are in their shared memory what `to` and `barrier` are in the own one.
+void start_bulk_copy_to_blocks(void* to, const void* from, unsigned bytes, uint64_t* barrier, unsigned blocks, int line);
 
 // A thread's part of a product of a warpgroup: groups.h.
 struct GroupProduct {
