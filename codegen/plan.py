@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from codegen.dtypes import ELEMENT_BYTES
 from codegen.expr import ONE, Expr
@@ -81,6 +82,22 @@ class Plan:
     def launches(self) -> tuple[Launch, ...]:
         """The launch steps alone."""
         return tuple(step for step in self.steps if isinstance(step, Launch))
+
+    @property
+    def overlapping(self) -> frozenset[str]:
+        """The kernels of launches that overlap with the one before."""
+        return frozenset(launch.kernel for launch in self.launches if launch.overlaps)
+
+    @property
+    def followed(self) -> frozenset[str]:
+        """The kernels of launches that the next one overlaps with."""
+        return frozenset(before.kernel for before, launch in pairwise(self.launches) if launch.overlaps)
+
+    def overlapped(self) -> Plan:
+        """The same with every launch right behind a launch overlapping with that."""
+        steps = [replace(step, overlaps=True) if isinstance(step, Launch) and isinstance(before, Launch) else step
+                 for before, step in zip((None, *self.steps), self.steps, strict=False)]
+        return replace(self, steps=tuple(steps))
 
     def workspace_bytes(self, rows: int, sms: int) -> int:
         """Scratch memory of a call in bytes, each buffer starting at a multiple of 256."""

@@ -67,6 +67,7 @@ def render(problem: Problem, config: Config) -> Source:
         meanings={**MEANINGS, **variant.meanings}, sections=sections(problem), cxx_types=CXX_TYPES, planes=PLANES,
         whole_values=WHOLE,
         dtype_words=dtype_words(problem.dtype, problem.param_dtype), short_types=short_types(problem, plan),
-        params_declaration=declaration(plan), reduction=params["reduction"], identity=named.get("IDENTITY", 0),
+        params_declaration=declaration(plan), overlapping=plan.overlapping, followed=plan.followed,
+        reduction=params["reduction"], identity=named.get("IDENTITY", 0),
     ))
     return Source(problem, config, text, plan)

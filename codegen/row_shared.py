@@ -9,7 +9,18 @@ from codegen.expr import ONE, ROWS, Expr, ceil_div, minimum
 from codegen.limits import Limits
 from codegen.plan import Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number, round_up, too_much_shared
+from codegen.variant import (
+    LAUNCHES,
+    Clash,
+    Params,
+    Variant,
+    cannot_overlap,
+    launched,
+    nothing_overlaps,
+    number,
+    round_up,
+    too_much_shared,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,7 @@ def _splits(params: Params) -> Expr:
 def _plan(problem: Problem, params: Params) -> Plan:
     splits = _splits(params)
     launch = Launch("row_shared", splits, number(params, "threads"), _Sizes.of(problem, params).shared_bytes)
-    return reduction.with_reduction(problem, params, launch, (), splits)
+    return launched(reduction.with_reduction(problem, params, launch, (), splits), params)
 
 
 def _does_not_fit(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -93,7 +104,7 @@ def _inexact(problem: Problem, params: Params) -> str | None:
 
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
-    return reduction.wasted(problem, params, _tile_rows(params))
+    return reduction.wasted(problem, params, _tile_rows(params)) or nothing_overlaps(problem, params, _plan)
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -109,10 +120,10 @@ VARIANT = Variant(
     summary="row_shared: tiles of rows and w staged in shared memory; blocks stay and sum the parameter gradients on chip.",
     choices={"threads": (64, 128, 256, 512), "lanes": (4, 8, 16, 32), "rows": (1, 2, 4, 8), "vector": (1, 2, 4),
              "tile": ("1x1", "2x2", "2x4", "4x4", "8x4", "8x8"), "grads": ("direct", "identity"), "splits": reduction.SPLITS,
-             "reduction": ("atomic", "two_pass", "single_block")},
+             "reduction": ("atomic", "two_pass", "single_block"), "launches": LAUNCHES},
     defaults={"threads": 256, "lanes": 8, "rows": 1, "vector": 1, "tile": "4x4", "grads": "direct", "splits": 64,
-              "reduction": "two_pass"},
+              "reduction": "two_pass", "launches": "apart"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("threads", "lanes", "rows", "vector", "tile", "grads"), _does_not_fit),
-             Clash(("splits", "reduction"), _mismatched)),
+             Clash(("splits", "reduction"), _mismatched), Clash(("launches",), cannot_overlap)),
 )

@@ -33,7 +33,9 @@ VARIANTS: Mapping[str, Variant] = {
 UNTRIED: frozenset[str] = frozenset({"weight_ahead", "weight_mma", "tile_cluster"})
 """Variants that have not run on a GPU yet. They are validated as all others are, but take part only where they are named."""
 
-UNTRIED_VALUES: Mapping[tuple[str, str], tuple[Value, ...]] = {("gemm_wgmma", "cluster"): (2,)}
+UNTRIED_VALUES: Mapping[tuple[str, str], tuple[Value, ...]] = {
+    ("gemm_wgmma", "cluster"): (2,),
+    **{(name, "launches"): ("overlapped",) for name, variant in VARIANTS.items() if "launches" in variant.choices}}
 """By variant and parameter, values that have not run on a GPU yet. They are validated as all others are, but take part in no
 search: only a config that is given whole can have them."""
 

@@ -11,10 +11,12 @@ from codegen.limits import Limits
 from codegen.plan import Buffer, Launch, Plan
 from codegen.problem import Problem
 from codegen.variant import (
+    LAUNCHES,
     Clash,
     Params,
     Variant,
     cannot_overlap,
+    launched,
     nothing_overlaps,
     number,
     power_of_two,
@@ -91,21 +93,18 @@ def _plan(problem: Problem, params: Params) -> Plan:
     (strips, parts), threads, vector = _pieces(problem, params), _threads(params), _vector(problem)
     wants_dx, wants_x = _needs(problem)
     finish_warps, finish_strips = _finish_warps(problem, params), -(-problem.hidden // (32 * vector))
-    launches, overlaps = [], params["launches"] == "overlapped"
+    launches = [Launch("weight_mma", const(strips * parts), threads, _shared_bytes(problem, params))]
     if params["statistics"] == "launch" and wants_x:
-        launches.append(Launch("weight_statistics", ROWS, threads, 4 * 2 * (threads // 32)))
-    launches.append(Launch("weight_mma", const(strips * parts), threads, _shared_bytes(problem, params),
-                           overlaps=overlaps and bool(launches)))
+        launches.insert(0, Launch("weight_statistics", ROWS, threads, 4 * 2 * (threads // 32)))
     vectors = [name for name in ("dgamma", "dbeta") if name in problem.wants]
     if vectors or wants_dx:
         jobs = ROWS * int(wants_dx) + len(vectors)
-        launches.append(Launch("weight_finish", jobs * finish_strips, 32 * finish_warps, 4 * finish_warps * (32 * vector + 2),
-                               overlaps=overlaps))
+        launches.append(Launch("weight_finish", jobs * finish_strips, 32 * finish_warps, 4 * finish_warps * (32 * vector + 2)))
     workspace = [Buffer(name, ROWS) for name in ("row_mean", "row_rest", "row_rstd")]
     workspace += [Buffer(f"{name}_parts", const(parts * problem.hidden)) for name in vectors]
     workspace.append(Buffer("dn_parts", ROWS * (parts * problem.hidden * wants_dx)))
     workspace.append(Buffer("row_sums", ROWS * (2 * strips * parts * wants_dx)))
-    return Plan(tuple(launches), tuple(workspace))
+    return launched(Plan(tuple(launches), tuple(workspace)), params)
 
 
 def _wrong_warps(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -133,8 +132,7 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
-    plan = _plan(problem, params)
-    return cannot_overlap(plan, limits) or reduction.too_much_workspace(problem, Plan((), plan.workspace))
+    return reduction.too_much_workspace(problem, Plan((), _plan(problem, params).workspace))
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
@@ -166,7 +164,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"the {parts} parts of dn are more than w is; take more rows of w at once"
     if strips * parts < _PIECES // 2:
         return f"{strips * parts} pieces of w leave most SMs without one"
-    return nothing_overlaps(params, _plan(problem, params))
+    return nothing_overlaps(problem, params, _plan)
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -181,12 +179,13 @@ VARIANT = Variant(
     summary="weight_mma: as weight_stream, with tensor-core products: from 8 rows to some hundred.",
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "rows": (16, 32, 64), "outs": (64, 128, 256, 32),
              "columns": (64, 32, 128), "warp_outs": (32, 16, 64), "blocks": (1, 2, 3, 4, 6, 8),
-             "statistics": ("launch", "block"), "launches": ("apart", "overlapped"), "reduction": ("two_pass",)},
+             "statistics": ("launch", "block"), "reduction": ("two_pass",), "launches": LAUNCHES},
     defaults={"arithmetic": "fp16x3", "rows": 32, "outs": 128, "columns": 64, "warp_outs": 32, "blocks": 1,
-              "statistics": "launch", "launches": "apart", "reduction": "two_pass"},
+              "statistics": "launch", "reduction": "two_pass", "launches": "apart"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_arithmetic), Clash(("outs", "columns", "warp_outs", "blocks"), _wrong_warps),
-             Clash(("arithmetic", "rows", "outs", "columns", "warp_outs", "blocks", "statistics"), _too_large)),
+             Clash(("arithmetic", "rows", "outs", "columns", "warp_outs", "blocks", "statistics"), _too_large),
+             Clash(("launches",), cannot_overlap)),
     meanings={"COLUMNS": "columns of w a block takes", "WARP_OUTS": "rows of w a warp takes",
               "FINISH_WARPS": "warps that share out the parts of a sum in weight_finish"},
 )

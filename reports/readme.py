@@ -211,14 +211,19 @@ def _banner(root: Path, folder: str, which: str) -> str:
 
 
 def _variants(root: Path, folder: str, which: str) -> str:
-    """The variants that there are, as they describe themselves."""
+    """The variants that there are, as they describe themselves, and which of them no GPU has run."""
     lines = ["| variant | what it does, and what it changes over the simpler ones |", "|---|---|"]
-    for name, variant in VARIANTS.items():
-        untried = " It has not run on a GPU yet and takes part only where `--variants` names it." if name in UNTRIED else ""
-        values = [f"`{parameter}={value}`" for (of, parameter), found in UNTRIED_VALUES.items() if of == name for value in found]
-        if values:
-            untried += f" With {' or '.join(values)} it has not run on a GPU yet, and no search takes that."
-        lines.append(f"| `{name}` | {variant.summary.removeprefix(f'{name}: ')}{untried} |")
+    lines += [f"| `{name}` | {variant.summary.removeprefix(f'{name}: ')} |" for name, variant in VARIANTS.items()]
+    untried = []
+    if names := [f"`{name}`" for name in VARIANTS if name in UNTRIED]:
+        untried.append(f"{_listed(names)}, which take part where `--variants` names them alone")
+    owners: dict[str, list[str]] = {}
+    for (name, parameter), values in UNTRIED_VALUES.items():
+        for value in values:
+            owners.setdefault(f"`{parameter}={value}`", []).append(f"`{name}`")
+    untried += [f"{value} of {_listed(of)}, which no search takes" for value, of in owners.items()]
+    if untried:
+        lines += ["", "Not run on a GPU yet:", "", *(f"* {text}" for text in untried)]
     return "\n".join(lines)
 
 
