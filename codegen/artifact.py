@@ -136,11 +136,11 @@ class _Range:
         """The plan's steps; a fill of several tensors as several, each with its size."""
         sizes = {**outputs, **{buffer.name: buffer.size for buffer in self.plan.workspace}}
         steps: list[dict[str, Any]] = []
-        for step in self.plan.steps:
+        for before, step in zip((None, *self.plan.steps), self.plan.steps, strict=False):
             if isinstance(step, Fill):
                 steps += [{"fill": name, "size": sizes[name]} for name in step.names]
             else:
-                steps.append({"launch": step})
+                steps.append({"launch": step, "before": before})
         return steps
 
 
@@ -167,6 +167,7 @@ def artifact(kernels: Sequence[ArtifactKernel], info: ArtifactInfo) -> ArtifactT
         "banner": _banner(problem, ranges, info), "info_json": _info_json(problem, ranges, info, max_rows),
         "uses_sms": any(size.uses("sms") for item in ranges for size in _sizes(item.plan)),
         "uses_fills": any(isinstance(step, Fill) for item in ranges for step in item.plan.steps),
+        "uses_overlap": any(launch.overlaps for item in ranges for launch in item.plan.launches),
         "uses_workspace": any(item.plan.workspace for item in ranges),
         "test_rows": _test_rows(ranges, info.shape.rows),
     }

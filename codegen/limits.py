@@ -43,6 +43,11 @@ class Limits:
     copy_tbps: float
     launch_us: float
 
+    @property
+    def overlaps_launches(self) -> bool:
+        """Whether a kernel can begin while the one before it ends: from compute capability 9.0 on."""
+        return int(self.arch.removeprefix("sm_").rstrip("af")) >= 90
+
 
 # Per-SM and per-block limits: "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide.
 # SM counts, L2 sizes and clocks: the vendor's data sheet of the GPU named. The H200's copy rate, clock and launch time

@@ -41,12 +41,18 @@ class Launch:
     """Run one kernel: a one-dimensional grid of `grid` blocks of `block` threads, `shared_bytes` dynamic shared memory.
 
     A grid of zero blocks is not launched.
+
+    Attributes:
+        overlaps: it may begin while the launch before it still runs, as far as that lets it ("Programmatic Dependent Launch" in
+            the CUDA C++ Programming Guide). Every thread of such a kernel calls wait_for_launch_before(), and touches nothing
+            that the call writes before that has returned. It takes a GPU whose `Limits.overlaps_launches` holds.
     """
 
     kernel: str
     grid: Expr
     block: int
     shared_bytes: int = 0
+    overlaps: bool = False
 
 
 Step = Fill | Launch
@@ -65,6 +71,11 @@ class Plan:
     steps: tuple[Step, ...]
     workspace: tuple[Buffer, ...] = ()
     splits: Expr = ONE
+
+    def __post_init__(self) -> None:
+        for before, step in zip((None, *self.steps), self.steps, strict=False):
+            if isinstance(step, Launch) and step.overlaps and not isinstance(before, Launch):
+                raise ValueError(f"{step.kernel} overlaps with no launch: there is none right before it")
 
     @property
     def launches(self) -> tuple[Launch, ...]:

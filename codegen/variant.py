@@ -79,6 +79,20 @@ def power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
+def cannot_overlap(plan: Plan, limits: Limits) -> str | None:
+    """Why a GPU cannot run a plan in which launches overlap; None where it can, or none do."""
+    if limits.overlaps_launches or not any(launch.overlaps for launch in plan.launches):
+        return None
+    return f"launches that overlap take a GPU of compute capability 9.0 or more, which {limits.name} is not"
+
+
+def nothing_overlaps(params: Params, plan: Plan) -> str | None:
+    """Why launches=overlapped is of no use to a plan; None where it is, or is not asked for."""
+    if params["launches"] == "overlapped" and not any(launch.overlaps for launch in plan.launches):
+        return "launches=overlapped changes nothing in one launch"
+    return None
+
+
 def too_much_shared(needed: int, limits: Limits) -> str | None:
     """Why a block cannot have so many bytes of shared memory; None where it can."""
     if needed <= limits.shared_per_block:

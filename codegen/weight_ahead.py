@@ -8,7 +8,7 @@ from codegen.expr import ROWS, ceil_div, const, maximum, minimum
 from codegen.limits import Limits
 from codegen.plan import Buffer, Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import Params, Variant, number, round_up, too_much_shared
+from codegen.variant import Params, Variant, cannot_overlap, nothing_overlaps, number, round_up, too_much_shared
 
 _OTHER_REGISTERS = 56
 """Registers of a thread beside its vectors, at most: addresses, statistics, sums of dy; what nvcc 13.0 used for sm_90a."""
@@ -59,7 +59,8 @@ def _plan(problem: Problem, params: Params) -> Plan:
     wants_dn, wants_dx = _needs_dn(problem), "dx" in problem.wants
     if wants_dn:
         finish = 32 * _finish_warps(params)
-        launches.append(Launch("ahead_finish", const(-(-problem.hidden // 32)), finish, 4 * finish))
+        launches.append(Launch("ahead_finish", const(-(-problem.hidden // 32)), finish, 4 * finish,
+                               overlaps=params["launches"] == "overlapped"))
     workspace.append(Buffer("partial_dn", ROWS * (chunks * problem.hidden * wants_dn)))
     workspace.append(Buffer("row_sums", ROWS * (2 * strips * chunks * wants_dx)))
     if problem.param_dtype != "float32" and "dw" in problem.wants:
@@ -84,7 +85,8 @@ def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
     if needed > min(255, limits.registers_per_sm // threads):
         return f"may need {needed} registers a thread; take fewer rows, threads or a smaller unroll"
     plan = _plan(problem, params)
-    return too_much_shared(plan.launches[0].shared_bytes, limits) or reduction.too_much_workspace(problem, plan)
+    return (cannot_overlap(plan, limits) or too_much_shared(plan.launches[0].shared_bytes, limits)
+            or reduction.too_much_workspace(problem, plan))
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
@@ -99,7 +101,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"rows={rows} leaves more than half of the work without a row of {problem.rows}"
     if number(params, "outs") >= 2 * problem.out and number(params, "outs") > 8:
         return f"outs={params['outs']} is more than w has"
-    return None
+    return nothing_overlaps(params, _plan(problem, params))
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -113,9 +115,9 @@ VARIANT = Variant(
     summary="weight_ahead: as weight_stream, but loads of w run ahead of all else, 16 bytes each, and one launch finishes.",
     choices={"threads": (128, 256, 512), "across": (32, 64, 128, 256, 512), "rows": (1, 2, 4, 8, 16),
              "outs": (8, 16, 32, 64, 128), "unroll": (4, 8, 16), "waiting": ("registers", "shared"),
-             "stores": ("plain", "streaming"), "reduction": ("two_pass",)},
+             "stores": ("plain", "streaming"), "launches": ("apart", "overlapped"), "reduction": ("two_pass",)},
     defaults={"threads": 256, "across": 64, "rows": 4, "outs": 32, "unroll": 4, "waiting": "registers", "stores": "plain",
-              "reduction": "two_pass"},
+              "launches": "apart", "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     meanings={"ROWS": "rows of x a block takes at once", "ACROSS": "threads along a strip of columns",
               "FINISH_WARPS": "warps in a block of ahead_finish"},

@@ -10,7 +10,16 @@ from codegen.gemm_mma import wrong_arithmetic
 from codegen.limits import Limits
 from codegen.plan import Buffer, Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number, power_of_two, too_much_shared
+from codegen.variant import (
+    Clash,
+    Params,
+    Variant,
+    cannot_overlap,
+    nothing_overlaps,
+    number,
+    power_of_two,
+    too_much_shared,
+)
 
 _WARP_COLUMNS = 32
 """Columns of w that a warp has, four neighbours a lane."""
@@ -82,13 +91,16 @@ def _plan(problem: Problem, params: Params) -> Plan:
     (strips, parts), threads, vector = _pieces(problem, params), _threads(params), _vector(problem)
     wants_dx, wants_x = _needs(problem)
     finish_warps, finish_strips = _finish_warps(problem, params), -(-problem.hidden // (32 * vector))
-    launches = [Launch("weight_mma", const(strips * parts), threads, _shared_bytes(problem, params))]
+    launches, overlaps = [], params["launches"] == "overlapped"
     if params["statistics"] == "launch" and wants_x:
-        launches.insert(0, Launch("weight_statistics", ROWS, threads, 4 * 2 * (threads // 32)))
+        launches.append(Launch("weight_statistics", ROWS, threads, 4 * 2 * (threads // 32)))
+    launches.append(Launch("weight_mma", const(strips * parts), threads, _shared_bytes(problem, params),
+                           overlaps=overlaps and bool(launches)))
     vectors = [name for name in ("dgamma", "dbeta") if name in problem.wants]
     if vectors or wants_dx:
         jobs = ROWS * int(wants_dx) + len(vectors)
-        launches.append(Launch("weight_finish", jobs * finish_strips, 32 * finish_warps, 4 * finish_warps * (32 * vector + 2)))
+        launches.append(Launch("weight_finish", jobs * finish_strips, 32 * finish_warps, 4 * finish_warps * (32 * vector + 2),
+                               overlaps=overlaps))
     workspace = [Buffer(name, ROWS) for name in ("row_mean", "row_rest", "row_rstd")]
     workspace += [Buffer(f"{name}_parts", const(parts * problem.hidden)) for name in vectors]
     workspace.append(Buffer("dn_parts", ROWS * (parts * problem.hidden * wants_dx)))
@@ -121,7 +133,8 @@ def _too_large(problem: Problem, params: Params, limits: Limits) -> str | None:
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
-    return reduction.too_much_workspace(problem, Plan((), _plan(problem, params).workspace))
+    plan = _plan(problem, params)
+    return cannot_overlap(plan, limits) or reduction.too_much_workspace(problem, Plan((), plan.workspace))
 
 
 def _inexact(problem: Problem, params: Params) -> str | None:
@@ -153,7 +166,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"the {parts} parts of dn are more than w is; take more rows of w at once"
     if strips * parts < _PIECES // 2:
         return f"{strips * parts} pieces of w leave most SMs without one"
-    return None
+    return nothing_overlaps(params, _plan(problem, params))
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -168,9 +181,9 @@ VARIANT = Variant(
     summary="weight_mma: as weight_stream, with tensor-core products: from 8 rows to some hundred.",
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "rows": (16, 32, 64), "outs": (64, 128, 256, 32),
              "columns": (64, 32, 128), "warp_outs": (32, 16, 64), "blocks": (1, 2, 3, 4, 6, 8),
-             "statistics": ("launch", "block"), "reduction": ("two_pass",)},
+             "statistics": ("launch", "block"), "launches": ("apart", "overlapped"), "reduction": ("two_pass",)},
     defaults={"arithmetic": "fp16x3", "rows": 32, "outs": 128, "columns": 64, "warp_outs": 32, "blocks": 1,
-              "statistics": "launch", "reduction": "two_pass"},
+              "statistics": "launch", "launches": "apart", "reduction": "two_pass"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_arithmetic), Clash(("outs", "columns", "warp_outs", "blocks"), _wrong_warps),
              Clash(("arithmetic", "rows", "outs", "columns", "warp_outs", "blocks", "statistics"), _too_large)),

@@ -97,6 +97,8 @@ class FakeCuda:
         free_bytes: device memory left.
         sticky: an error that every further call raises, as after an illegal access.
         graphs: captured graphs that were not destroyed yet.
+        overlapping: the kernels that were launched so that they overlap with the one before, in order.
+        modules: those that cuda-bindings has loaded and not unloaded.
     """
 
     def __init__(self, name: str = "NVIDIA H200", kernels: Mapping[str, FakeKernel] | None = None) -> None:
@@ -109,6 +111,8 @@ class FakeCuda:
         self.free_bytes = 1 << 30
         self.sticky: str | None = None
         self.graphs: set[int] = set()
+        self.overlapping: list[str] = []
+        self.modules: set[int] = set()
         self._capture: list[Callable[[], object]] | None = None
         self._recorded: dict[int, list[Callable[[], object]]] = {}
         self._ids = itertools.count(1)
@@ -286,7 +290,45 @@ class FakeCuda:
                 self._clock_ms += self.call_ms
             return (ok,)
 
+        functions: dict[int, list[Any]] = {}  # name, and the dynamic shared memory it may have
+
+        def function(module: int, name: bytes) -> tuple[int, int]:
+            handle = next(self._ids)
+            functions[handle] = [name.decode(), 48 << 10]
+            return ok, handle
+
+        def allow(handle: int, attribute: str, value: int) -> tuple[int]:
+            functions[handle][1] = value
+            return (ok,)
+
+        def launch_with(config: Any, handle: int, arguments: int, extra: int) -> tuple[int]:
+            name, most = functions[handle]
+            overlap, = config.attrs[:config.numAttrs]
+            allowed = overlap.id == "overlap" and overlap.value.programmaticStreamSerializationAllowed
+            if config.sharedMemBytes > most or not allowed:
+                return (failed,)
+            assert (config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ, config.hStream) == (1, 1, 1, 1, 1)
+            size = struct.calcsize(f"<{len(pointer_fields(self.plan))}Qqfi")
+            params = ctypes.string_at(ctypes.c_void_p.from_address(arguments).value or 0, size)
+            self.overlapping.append(name)
+            self._enqueue(lambda: self._run(name, params, config.gridDimX, config.blockDimX, config.sharedMemBytes))
+            return (ok,)
+
+        def load(image: bytes) -> tuple[int, int]:
+            self.modules.add(module := next(self._ids))
+            return ok, module
+
+        def unload(module: int) -> tuple[int]:
+            self._check()
+            self.modules.remove(module)
+            return (ok,)
+
         return SimpleNamespace(
+            CUlaunchAttribute=lambda: SimpleNamespace(value=SimpleNamespace()), CUlaunchConfig=SimpleNamespace,
+            CUlaunchAttributeID=SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="overlap"),
+            CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared"),
+            cuModuleLoadData=load, cuModuleGetFunction=function, cuFuncSetAttribute=allow, cuLaunchKernelEx=launch_with,
+            cuModuleUnload=unload,
             CUresult=SimpleNamespace(CUDA_SUCCESS=ok), CUstream=lambda handle: handle,
             CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1),
             cuGetErrorString=lambda status: (ok, b"an illegal memory access was encountered"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.render import Source
@@ -31,6 +33,32 @@ class _KernelNode(ctypes.Structure):
                 ("arguments", ctypes.POINTER(_POINTER)), ("extra", _POINTER), ("kernel", _POINTER), ("context", _POINTER)]
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", _INT), ("pad", _INT), ("value", _INT * 16)]
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [("grid", _UINT * 3), ("block", _UINT * 3), ("shared_bytes", _UINT), ("stream", _POINTER),
+                ("attributes", ctypes.POINTER(_LaunchAttribute)), ("count", _UINT)]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A kernel of a graph. `after`: the node it waits for, counted from 1; 0: none. `overlaps`: it waits by itself."""
+
+    function: int
+    grid: int
+    block: int
+    shared_bytes: int
+    params: bytes
+    after: int = 0
+    overlaps: bool = False
+
+
 class FakeDriver:
     """The library: functions by name, each a C function pointer.
 
@@ -40,14 +68,15 @@ class FakeDriver:
     Attributes:
         functions: by name.
         current: the stack of contexts of the calling thread; its last entry is current.
-        log: what was enqueued, in order: kernel names, and "fill N" with bytes.
+        log: what was enqueued, in order: kernel names, with "overlapping" where they may begin before the one before them has
+            ended, and "fill N" with bytes.
         streams: on which streams.
         fail: a function that fails from now on.
         memory: fenced memory that the kernels may touch; None: ordinary memory.
         params: the bytes that each launch got.
         capturing: streams that are captured, in the mode that forbids all threads what takes memory, unless they relax it.
         spoilt: whether a capture was ended by what it forbids.
-        graphs: the nodes of each graph that was made: function, grid, block, shared bytes and parameters.
+        graphs: the nodes of each graph that was made.
         name, ordinal: of the device.
     """
 
@@ -65,7 +94,7 @@ class FakeDriver:
         self.params: list[bytes] = []
         self.capturing: set[int] = set()
         self.spoilt = False
-        self.graphs: list[list[tuple[int, int, int, int, bytes]]] = []
+        self.graphs: list[list[Node]] = []
         self.opted_in: dict[str, int] = {}
         self.name, self.ordinal = "NVIDIA H200", 0
         self.functions = {name: ctypes.CFUNCTYPE(_INT, *types)(self._guarded(name, function))
@@ -137,6 +166,8 @@ class FakeDriver:
             "cuMemsetD32Async": ([ctypes.c_ulonglong, _UINT, _SIZE, _POINTER],
                                  lambda to, value, count, stream: self._fill(to, value, 4 * count, stream)),
             "cuLaunchKernel": ([_POINTER, *[_UINT] * 7, _POINTER, ctypes.POINTER(_POINTER), _POINTER], self._launch),
+            "cuLaunchKernelEx": ([_POINTER, _POINTER, ctypes.POINTER(_POINTER), _POINTER], self._launch_with),
+            "cuGraphAddDependencies_v2": ([_POINTER] * 4 + [_SIZE], self._connect),
             "cuThreadExchangeStreamCaptureMode": ([_POINTER], self._exchange_mode),
             "cuStreamIsCapturing": ([_POINTER, _POINTER], lambda stream, to: _store(_INT, to, (stream or 0) in self.capturing)),
             "cuGraphCreate": ([_POINTER, _UINT], self._create_graph),
@@ -148,6 +179,8 @@ class FakeDriver:
 
     def _instantiate(self, to: int, graph: int) -> None:
         self._takes_memory()
+        if any(node.after != place for place, node in enumerate(self.graphs[graph - 1])):
+            raise LaunchError("a node does not come after the one before")
         _store(_POINTER, to, graph)
 
     def _create_graph(self, to: int, flags: int) -> None:
@@ -156,25 +189,32 @@ class FakeDriver:
 
     def _add_node(self, to: int, graph: int, after: int | None, count: int, values: int) -> None:
         nodes = self.graphs[graph - 1]
-        if (_POINTER.from_address(after).value if after and count == 1 else 0) != len(nodes):
-            raise LaunchError("a node does not come after the one before")
-        nodes.append(self._node(values))
+        before = _POINTER.from_address(after).value or 0 if after and count == 1 else 0
+        nodes.append(replace(self._node(values), after=before))
         _store(_POINTER, to, len(nodes))
+
+    def _connect(self, graph: int, before: int, after: int, edge: int, count: int) -> None:
+        from_port, to_port, kind = ctypes.string_at(edge, 3)
+        if (from_port, to_port, kind, count) != (1, 0, 1, 1):
+            raise LaunchError("no edge of a kernel that lets the next begin")
+        nodes, place = self.graphs[graph - 1], (_POINTER.from_address(after).value or 0) - 1
+        nodes[place] = replace(nodes[place], after=_POINTER.from_address(before).value or 0, overlaps=True)
 
     def _set_node(self, executable: int, node: int, values: int) -> None:
         nodes, new = self.graphs[executable - 1], self._node(values)
-        if new[0] != nodes[node - 1][0]:
+        old = nodes[node - 1]
+        if new.function != old.function:
             raise LaunchError("another function")
-        nodes[node - 1] = new
+        nodes[node - 1] = replace(new, after=old.after, overlaps=old.overlaps)
 
     def _launch_graph(self, executable: int, stream: int | None) -> None:
         self.log.append(f"graph {executable}")
-        for function, grid, block, shared, params in self.graphs[executable - 1]:
-            self._run(function, grid, block, shared, params, stream)
+        for node in self.graphs[executable - 1]:
+            self._run(node.function, node.grid, node.block, node.shared_bytes, node.params, stream, node.overlaps)
 
-    def _node(self, values: int) -> tuple[int, int, int, int, bytes]:
+    def _node(self, values: int) -> Node:
         node = _KernelNode.from_address(values)
-        return (node.function, node.grid[0], node.block[0], node.shared_bytes, self._params(node.function, node.arguments[0]))
+        return Node(node.function, node.grid[0], node.block[0], node.shared_bytes, self._params(node.function, node.arguments[0]))
 
     def _params(self, function: int, argument: int) -> bytes:
         return ctypes.string_at(argument, self._functions[function - 1][0].params_bytes)
@@ -202,18 +242,24 @@ class FakeDriver:
                 arguments: Any, extra: int | None) -> None:
         self._run(function, grid, block, shared, self._params(function, arguments[0]), stream)
 
-    def _run(self, function: int, grid: int, block: int, shared: int, params: bytes, stream: int | None) -> None:
+    def _launch_with(self, config: int, function: int, arguments: Any, extra: int | None) -> None:
+        asked = _LaunchConfig.from_address(config)
+        attributes = [(asked.attributes[i].id, asked.attributes[i].value[0]) for i in range(asked.count)]
+        if attributes != [(6, 1)] or (*asked.grid[1:], *asked.block[1:]) != (1, 1, 1, 1):
+            raise LaunchError("other attributes than those of a launch that overlaps")
+        self._run(function, asked.grid[0], asked.block[0], asked.shared_bytes, self._params(function, arguments[0]), asked.stream,
+                  True)
+
+    def _run(self, function: int, grid: int, block: int, shared: int, params: bytes, stream: int | None,
+             overlaps: bool = False) -> None:
         self._check()
         kernels, name = self._functions[function - 1]
         assert shared <= max(self.opted_in.get(name, 0), 48 << 10)
         self.params.append(params)
-        self.log.append(name)
+        self.log.append(f"overlapping {name}" if overlaps else name)
         self.streams.append(stream or 0)
-        if self.memory is not None:
-            kernels.launch(name, grid=grid, block=block, params=params, memory=self.memory, shared_bytes=shared)
-        else:
-            with kernels.memory() as memory:
-                kernels.launch(name, grid=grid, block=block, params=params, memory=memory, shared_bytes=shared)
+        with nullcontext(self.memory) if self.memory is not None else kernels.memory() as memory:
+            kernels.launch(name, grid=grid, block=block, params=params, memory=memory, shared_bytes=shared, overlaps=overlaps)
 
     def _check(self) -> None:
         """Work needs the device's context, as on a GPU."""

@@ -52,7 +52,8 @@ def expected_log(plan: Plan, rows: int, sms: int = 132) -> list[str]:
         if isinstance(step, Fill):
             lines += [f"fill {4 * sizes[name]}" for name in step.names]
         elif grid := step.grid.evaluate(rows, sms):
-            lines.append(f"launch {grid} {step.block} {step.shared_bytes}")
+            overlaps = "overlapping " if step.overlaps and lines else ""  # nothing comes before the call's first
+            lines.append(f"{overlaps}launch {grid} {step.block} {step.shared_bytes}")
     return lines
 
 
@@ -109,6 +110,23 @@ def test_gamma_and_beta_may_be_null(three: HostArtifact) -> None:
 def test_eps_reaches_the_kernels(three: HostArtifact) -> None:
     inputs = replace(random_inputs(20, HIDDEN, OUT), eps=2.0)
     assert bound_fault(inputs, three.run(inputs, ALL)) is None
+
+
+@pytest.mark.parametrize("config", ["weight_ahead:threads=128,rows=2,outs=8,launches=overlapped",
+                                    "weight_mma:rows=16,outs=32,columns=32,warp_outs=16,launches=overlapped"])
+def test_launches_overlap_with_those_of_the_call_alone(config: str, load: Load) -> None:
+    """Of no rows, the first launch has no blocks; then the second waits for what the stream had before, as any launch does."""
+    made = source(config)
+    assert any(step.overlaps for step in made.plan.launches)
+    loaded = load(one(config).cu)
+    for rows in (1, 33):
+        inputs = random_inputs(rows, HIDDEN, OUT)
+        assert bound_fault(inputs, loaded.run(inputs, ALL)) is None
+    loaded.library.host_cudart_dry(1)
+    for rows in (0, 1, 33):
+        loaded.log()
+        assert loaded.call(anywhere(), rows) == 0
+        assert loaded.log() == expected_log(made.plan, rows)
 
 
 def test_more_than_48_kib_of_shared_memory_is_asked_for(load: Load) -> None:

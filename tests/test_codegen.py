@@ -17,7 +17,7 @@ from codegen.errors import InvalidConfig, InvalidProblem, UnsupportedDtype
 from codegen.expr import ROWS, const
 from codegen.limits import TARGETS, target
 from codegen.params import declaration, pack, pointer_fields, short_types
-from codegen.plan import Buffer, Plan
+from codegen.plan import Buffer, Fill, Launch, Plan
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.reduction import workspace_limit
 from codegen.render import render
@@ -51,6 +51,19 @@ def test_a_problem_says_what_is_wrong_with_it() -> None:
         Problem(16, 8, 16, wants=frozenset({"dx", "dz"}))
     with pytest.raises(InvalidProblem, match="no gradient"):
         Problem(16, 8, 16, wants=frozenset())
+
+
+def test_launches_overlap_where_the_gpu_lets_them() -> None:
+    config = make_config("weight_ahead", {"launches": "overlapped"})
+    refused = {name: why_refused(Problem(4, 768, 2304), config, target(name)) for name in TARGETS}
+    assert refused["sm_80"] is not None and "capability 9.0" in refused["sm_80"]
+    assert [name for name, reason in refused.items() if reason] == ["sm_80"]
+    assert [launch.overlaps for launch in render(Problem(4, 768, 2304), config).plan.launches] == [False, True]
+
+
+def test_the_first_launch_of_a_plan_overlaps_with_none() -> None:
+    with pytest.raises(ValueError, match="kernel overlaps with no launch"):
+        Plan((Fill(("dw",)), Launch("kernel", const(1), 32, overlaps=True)))
 
 
 @pytest.mark.parametrize("name", VARIANTS)

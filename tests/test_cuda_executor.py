@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +110,23 @@ def test_outputs_and_workspace_are_filled_before_every_run(make: Make, prefill: 
         assert got.dx is not None and (got.dx == 1.0).all()
     np.testing.assert_array_equal(seen, np.full(len(seen), prefill))
     assert len(seen) == 2 * (15 + 3 + 3 + 21 + 7 + 10)
+
+
+def test_a_launch_overlaps_with_the_launch_before_it_alone(make: Make) -> None:
+    """Not with what the stream had before the call, where the launch before it has no blocks."""
+    steps = (Launch("kernel", ROWS, 32), Launch("kernel", const(2), 64, 49 << 10, overlaps=True))
+    program, fake = make(plan=Plan(steps, (Buffer("partial", ROWS * 2),)))
+    program.run(data(), ALL_GRADIENTS)
+    assert [(given.grid, given.block, given.shared_bytes) for _, given in fake.launches] == [(5, 32, 0), (2, 64, 49 << 10)]
+    assert fake.overlapping == ["kernel"]
+    program.run(data(0), ALL_GRADIENTS)
+    assert len(fake.launches) == 3 and fake.overlapping == ["kernel"]
+    assert len(fake.modules) == 1
+    del program
+    gc.collect()
+    other, _ = make()
+    other.run(data(), ALL_GRADIENTS)
+    assert not fake.modules  # unloaded as soon as the context was current
 
 
 def test_steps_are_replayed_in_order_and_an_empty_grid_is_passed_over(make: Make) -> None:

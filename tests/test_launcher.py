@@ -12,6 +12,7 @@ from codegen.config import Config
 from codegen.limits import target
 from codegen.problem import ALL_GRADIENTS, Problem
 from codegen.render import render
+from codegen.space import parse_config
 from codegen.tensors import INPUTS
 from tests.fake_driver import CONTEXT, FakeDriver
 from tests.variant_cases import EACH, label
@@ -96,6 +97,11 @@ SEVERAL = next(config for config in EACH if config.variant == "gemm_mma")
 """A plan of several launches and no fill."""
 
 
+OVERLAPPED = [parse_config("weight_ahead:threads=128,rows=2,outs=8,launches=overlapped"),
+              parse_config("weight_mma:rows=16,outs=32,columns=32,warp_outs=16,launches=overlapped")]
+"""Plans whose launches overlap."""
+
+
 def judged(fake: FakeDriver, host: Executor, kernel: Kernel, rows: int = ROWS, seed: int = 0, stream: int = 7) -> list[str]:
     """What one call, which has to be right, enqueues."""
     fake.log.clear()
@@ -176,6 +182,32 @@ def test_where_there_are_no_graphs_kernels_are_launched(fake: FakeDriver, host_e
     kernel = loaded(fake, store, SEVERAL, Problem(1, HIDDEN, OUT))
     for _ in range(2):
         assert judged(fake, host_executor, kernel) == [launch.kernel for launch in kernel.source.plan.launches]
+
+
+@pytest.mark.parametrize("config", OVERLAPPED, ids=lambda config: config.variant)
+@pytest.mark.parametrize("captured", [False, True], ids=["graph", "captured"])
+def test_launches_overlap(fake: FakeDriver, host_executor: Executor, store: Store, config: Config, captured: bool) -> None:
+    fake.capturing = {7} if captured else set()
+    kernel = loaded(fake, store, config, Problem(1, HIDDEN, OUT))
+    steps = [f"overlapping {launch.kernel}" if launch.overlaps else launch.kernel for launch in kernel.source.plan.launches]
+    for rows in (ROWS, 1):
+        assert judged(fake, host_executor, kernel, rows) == ([] if captured else ["graph 1"]) + steps
+    assert "overlapping" in steps[-1]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["graph", "captured"])
+def test_nothing_overlaps_where_the_driver_is_older(fake: FakeDriver, host_executor: Executor, store: Store,
+                                                    captured: bool) -> None:
+    fake.capturing = {7} if captured else set()
+    del fake.functions["cuGraphAddDependencies_v2"]
+    kernel = loaded(fake, store, OVERLAPPED[0], Problem(1, HIDDEN, OUT))
+    assert not any("overlapping" in entry for entry in judged(fake, host_executor, kernel))
+
+
+def test_a_graph_that_cannot_be_connected_is_not_used(fake: FakeDriver, host_executor: Executor, store: Store) -> None:
+    fake.fail = "cuGraphAddDependencies_v2"
+    kernel = loaded(fake, store, OVERLAPPED[0], Problem(1, HIDDEN, OUT))
+    assert judged(fake, host_executor, kernel)[-1].startswith("overlapping")
 
 
 def test_saved_statistics_are_read(fake: FakeDriver, host_executor: Executor, store: Store) -> None:

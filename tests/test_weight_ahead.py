@@ -9,6 +9,7 @@ from codegen.problem import ALL_GRADIENTS, GRADIENTS, Problem
 from codegen.render import render
 from codegen.space import make_config, why_not, why_refused
 from tests.variant_cases import LIMITS, assert_right
+from tuner.costmodel import predict
 from tuner.executors.host import HostExecutor
 from tuner.inputs import hard_inputs
 from tuner.store import Store
@@ -51,6 +52,13 @@ def test_what_does_not_go_together_is_refused(hidden: int, values: dict[str, Val
 def test_it_is_a_candidate_for_the_rows_it_takes_at_once_alone() -> None:
     config = make_config(NAME, SMALL)
     assert [rows for rows in range(1, 8) if why_not(Problem(rows, 256, 256), config, LIMITS) is None] == [3, 4]
+
+
+def test_a_launch_that_overlaps_is_predicted_to_cost_less() -> None:
+    problem = Problem(4, 768, 2304)
+    apart, overlapped = (predict(problem, make_config(NAME, {**SMALL, "launches": launches}), LIMITS).time_us
+                         for launches in ("apart", "overlapped"))
+    assert overlapped == pytest.approx(apart - LIMITS.launch_us)
 
 
 def test_loads_of_w_are_as_wide_as_can_be_and_registers_suffice(store: Store) -> None:

@@ -49,8 +49,9 @@ SMALL: dict[str, dict[str, Value]] = {
 }
 
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
-    "weight_ahead": [{"waiting": "shared", "stores": "streaming"}],
-    "weight_mma": [{"statistics": "block", "rows": 32, "outs": 64, "columns": 64, "warp_outs": 32, "blocks": 1}],
+    "weight_ahead": [{"waiting": "shared", "stores": "streaming", "launches": "overlapped"}],
+    "weight_mma": [{"statistics": "block", "rows": 32, "outs": 64, "columns": 64, "warp_outs": 32, "blocks": 1},
+                   {"launches": "overlapped"}],
     "gemm_mma": [{"finish": "epilogue"}, {"split": "loop"}, {"split": "fragments"}],
     "gemm_wgmma": [{"finish": "epilogue", "groups": 2, "tile": "128x64", "depth": 32}, {"split": "fragments"},
                    {"split": "none", "halved": 8}]}

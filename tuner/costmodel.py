@@ -231,5 +231,6 @@ def _launch(step: Launch, blocks: int, done: Work, registers: int, memory_bytes:
     of_kernel = WEIGHTS.kernels.get(step.kernel, 1.0)
     weighted = [of_kernel * weight * term for weight, term in zip(WEIGHTS.terms, terms, strict=True)]
     longest = max(weighted)
-    time_us = limits.launch_us + longest + WEIGHTS.overlap * (sum(weighted) - longest)
+    begins_us = 0.0 if step.overlaps else limits.launch_us  # or while the launch before it ends
+    time_us = begins_us + longest + WEIGHTS.overlap * (sum(weighted) - longest)
     return StepCost(step.kernel, time_us, TERMS[weighted.index(longest)], resident, terms)

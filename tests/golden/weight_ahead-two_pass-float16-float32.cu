@@ -1,5 +1,5 @@
 // weight_ahead: as weight_stream, but loads of w run ahead of all else, 16 bytes each, and one launch finishes.
-// Config: weight_ahead:threads=256,across=32,rows=4,outs=32,unroll=4,waiting=registers,stores=plain,reduction=two_pass
+// Config: weight_ahead:threads=256,across=32,rows=4,outs=32,unroll=4,waiting=registers,stores=plain,launches=apart,reduction=two_pass
 //
 // Backward pass of y = Linear(LayerNorm(x)), float16 with float32 parameters, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w

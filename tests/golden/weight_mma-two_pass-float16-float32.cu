@@ -1,5 +1,5 @@
 // weight_mma: as weight_stream, with tensor-core products: from 8 rows to some hundred.
-// Config: weight_mma:arithmetic=fp16,rows=32,outs=128,columns=64,warp_outs=32,blocks=1,statistics=launch,reduction=two_pass
+// Config: weight_mma:arithmetic=fp16,rows=32,outs=128,columns=64,warp_outs=32,blocks=1,statistics=launch,launches=apart,reduction=two_pass
 //
 // Backward pass of y = Linear(LayerNorm(x)), float16 with float32 parameters, for rows of HIDDEN values and OUT outputs:
 //   xhat = (x - mean) * rstd        dn = dy @ w

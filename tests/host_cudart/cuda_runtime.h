@@ -79,14 +79,15 @@ inline cudaError_t enqueue(const char* function, cudaStream_t stream, std::funct
 }
 
 // Runs a kernel on its fibers. What the machine reports is an illegal address, or as bad.
-inline cudaError_t run(void (*entry)(const void*), const void* bound, unsigned grid, unsigned block, size_t shared_bytes) {
+inline cudaError_t run(void (*entry)(const void*), const void* bound, unsigned grid, unsigned block, size_t shared_bytes,
+                       bool overlaps) {
   using namespace cuda_on_host;
   Memory none(Layout::end);
   Memory* const memory = state.memory != nullptr ? state.memory : &none;
   const auto shared = std::make_shared<Buffer>("the dynamic shared memory", shared_bytes, Layout::end);
   static Machine machine;
   const SignalScope signals(machine);
-  const Work work = {"an artifact's kernel", entry, bound, grid, block, Order(Order::forward, 0), memory, {shared}};
+  const Work work = {"an artifact's kernel", entry, bound, grid, block, Order(Order::forward, 0), memory, overlaps, {shared}};
   const char* const fault = machine.run(work);
   if (fault == nullptr) return cudaSuccess;
   state.message = fault;
@@ -95,10 +96,25 @@ inline cudaError_t run(void (*entry)(const void*), const void* bound, unsigned g
 
 }  // namespace host_cudart
 
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+union cudaLaunchAttributeValue { char pad[64]; int programmaticStreamSerializationAllowed; };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  cudaLaunchAttributeValue val;
+};
+struct cudaLaunchConfig_t {
+  dim3 grid, block;  // gridDim and blockDim are macros here
+  size_t shared_bytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attributes;
+  unsigned count;
+};
+
+namespace host_cudart {
+
 template <class Params>
-cudaError_t cudaLaunchKernel(void (*kernel)(Params), dim3 grid, dim3 block, void** arguments, size_t shared,
-                             cudaStream_t stream) {
-  using host_cudart::state;
+cudaError_t launch(void (*kernel)(Params), dim3 grid, dim3 block, const Params& params, size_t shared, cudaStream_t stream,
+                   bool overlaps) {
   const auto allowed = state.loaded.find(reinterpret_cast<const void*>(kernel));
   cudaError_t refused = cudaSuccess;
   if (grid.x < 1 || grid.x > 2147483647u || block.x < 1 || block.x > 1024) refused = cudaErrorInvalidConfiguration;
@@ -110,13 +126,31 @@ cudaError_t cudaLaunchKernel(void (*kernel)(Params), dim3 grid, dim3 block, void
     void (*kernel)(Params);
     Params params;
   };
-  const Bound bound = {kernel, *static_cast<Params*>(arguments[0])};  // copied now, as the runtime does
-  return host_cudart::enqueue("cudaLaunchKernel", stream, [bound, grid, block, shared] {
-    state.log += "launch " + std::to_string(grid.x) + " " + std::to_string(block.x) + " " + std::to_string(shared) + "\n";
+  const Bound bound = {kernel, params};  // copied now, as the runtime does
+  return host_cudart::enqueue("cudaLaunchKernel", stream, [bound, grid, block, shared, overlaps] {
+    state.log += std::string(overlaps ? "overlapping " : "") + "launch " + std::to_string(grid.x) + " " + std::to_string(block.x) + " " + std::to_string(shared) + "\n";
     if (state.dry) return cudaSuccess;
     const auto entry = [](const void* at) { static_cast<const Bound*>(at)->kernel(static_cast<const Bound*>(at)->params); };
-    return host_cudart::run(entry, &bound, grid.x, block.x, shared);
+    return host_cudart::run(entry, &bound, grid.x, block.x, shared, overlaps);
   });
+}
+
+}  // namespace host_cudart
+
+template <class Params>
+cudaError_t cudaLaunchKernel(void (*kernel)(Params), dim3 grid, dim3 block, void** arguments, size_t shared,
+                             cudaStream_t stream) {
+  return host_cudart::launch(kernel, grid, block, *static_cast<Params*>(arguments[0]), shared, stream, false);
+}
+
+template <class Params>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params), Params params) {
+  bool overlaps = false;
+  for (unsigned i = 0; i < config->count; ++i) {
+    if (config->attributes[i].id != cudaLaunchAttributeProgrammaticStreamSerialization) return cudaErrorInvalidValue;
+    overlaps = overlaps || config->attributes[i].val.programmaticStreamSerializationAllowed != 0;
+  }
+  return host_cudart::launch(kernel, config->grid, config->block, params, config->shared_bytes, config->stream, overlaps);
 }
 
 inline cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t stream) {

@@ -271,7 +271,8 @@ class CudaProgram:
                 shared: dict[str, int] = {}
                 for launch in self._source.plan.launches:
                     shared[launch.kernel] = max(launch.shared_bytes, shared.get(launch.kernel, 0))
-                self._module = Module(self._gpu, self._cubin.read_bytes(), shared)
+                overlapping = {launch.kernel for launch in self._source.plan.launches if launch.overlaps}
+                self._module = Module(self._gpu, self._cubin.read_bytes(), shared, overlapping)
             return self._module
 
 
@@ -288,11 +289,13 @@ class Call:
 
     def enqueue(self) -> None:
         """Puts the plan's steps on the stream."""
+        launched = False  # the step before, so that there is something of the call's to overlap with
         for step, grid in self.steps:
             if isinstance(step, Launch):
                 if grid > 0:
                     self.module.launch(step.kernel, grid=grid, block=step.block, shared_bytes=step.shared_bytes,
-                                       params=self.params)
+                                       params=self.params, overlaps=step.overlaps and launched)
+                launched = grid > 0
                 continue
             for name in step.names:
                 self._zero(name)

@@ -9,9 +9,10 @@ PyCUDA knows no graphs; `Gpu.bindings` is the driver interface of cuda-bindings,
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -195,14 +196,18 @@ class Module:
     Args:
         cubin: the machine code.
         dynamic_shared: kernel name -> the most dynamic shared memory it will be launched with, bytes.
+        overlapping: those of these kernels that will be launched so that they overlap with the launch before.
 
     Raises:
         pycuda.driver.Error: the code does not load, or a kernel is not in it.
     """
 
-    def __init__(self, gpu: Gpu, cubin: bytes, dynamic_shared: dict[str, int]) -> None:
+    def __init__(self, gpu: Gpu, cubin: bytes, dynamic_shared: dict[str, int], overlapping: Collection[str] = ()) -> None:
         self._gpu = gpu
         self._module: Any = None
+        self._overlapping: Overlapping | None = None
+        if overlapping:
+            self._overlapping = Overlapping(gpu, cubin, {name: dynamic_shared[name] for name in overlapping})
         self._module = gpu.driver.module_from_buffer(cubin)
         self._functions: dict[str, Any] = {}
         opt_in = gpu.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -215,11 +220,60 @@ class Module:
     def __del__(self) -> None:
         if self._module is not None:
             self._gpu.discard(self._module)
+        if self._overlapping is not None:
+            self._gpu.discard(self._overlapping)
+
+    def launch(self, kernel: str, *, grid: int, block: int, shared_bytes: int, params: bytes, overlaps: bool = False) -> None:
+        """Enqueues a kernel that takes one struct by value, `params` its bytes.
+
+        `overlaps`: it may begin while the launch before it on the stream still runs, as far as that lets it.
+        """
+        if overlaps:
+            assert self._overlapping is not None, "it was said to overlap when it was loaded"
+            self._overlapping.launch(kernel, grid=grid, block=block, shared_bytes=shared_bytes, params=params)
+            return
+        function = self._functions[kernel].prepare([f"{len(params)}s"])
+        function.prepared_async_call((grid, 1), (block, 1, 1), self._gpu.stream, params, shared_size=shared_bytes)
+
+
+class Overlapping:
+    """Kernels that may begin while the launch before them still runs. PyCUDA hands no attribute of a launch on and does not tell
+    the handle of a function, so cuda-bindings loads the code once more. Use it inside `Gpu.active`.
+
+    Args:
+        cubin: the machine code.
+        dynamic_shared: kernel name -> the most dynamic shared memory it will be launched with, bytes.
+    """
+
+    def __init__(self, gpu: Gpu, cubin: bytes, dynamic_shared: Mapping[str, int]) -> None:
+        self._gpu = gpu
+        self._module: Any = None
+        self._module = gpu.call("cuModuleLoadData", cubin)
+        self._functions = {name: gpu.call("cuModuleGetFunction", self._module, name.encode()) for name in dynamic_shared}
+        opt_in = gpu.bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        for name, shared_bytes in dynamic_shared.items():
+            if shared_bytes > 0:
+                gpu.call("cuFuncSetAttribute", self._functions[name], opt_in, shared_bytes)
+
+    def __del__(self) -> None:
+        if self._module is not None:  # through Gpu.discard, so that the context is current
+            self._gpu.bindings.cuModuleUnload(self._module)
 
     def launch(self, kernel: str, *, grid: int, block: int, shared_bytes: int, params: bytes) -> None:
         """Enqueues a kernel that takes one struct by value, `params` its bytes."""
-        function = self._functions[kernel].prepare([f"{len(params)}s"])
-        function.prepared_async_call((grid, 1), (block, 1, 1), self._gpu.stream, params, shared_size=shared_bytes)
+        bindings = self._gpu.bindings
+        overlap = bindings.CUlaunchAttribute()
+        overlap.id = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        config = bindings.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = shared_bytes
+        config.hStream = bindings.CUstream(self._gpu.stream.handle)
+        config.attrs, config.numAttrs = [overlap], 1
+        struct = ctypes.create_string_buffer(params, len(params))
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(struct))  # copied before the call returns
+        self._gpu.call("cuLaunchKernelEx", config, self._functions[kernel], ctypes.addressof(arguments), 0)
 
 
 def _parted(error: Exception) -> tuple[str, str]:

@@ -135,22 +135,26 @@ class HostProgram:
                 memory.fill(name, prefill)
             splits = self._plan.splits.evaluate(rows, self._sms)
             params = pack(self._plan, {**memory.addresses, "rows": rows, "eps": inputs.eps, "splits": splits})
+            launched = False
             for step in self._plan.steps:
                 if isinstance(step, Fill):
                     for name in step.names:
                         if name in memory.addresses:
                             memory.fill(name, 0.0)
                 else:
-                    self._launch(step, rows, params, memory, order)
+                    launched = self._launch(step, rows, params, memory, order, launched)
             _check_unchanged(given, memory)
             return Gradients(**{name: memory.read(name) if name in wants else None for name in OUTPUTS})
 
-    def _launch(self, step: Launch, rows: int, params: bytes, memory: Memory, order: str) -> None:
+    def _launch(self, step: Launch, rows: int, params: bytes, memory: Memory, order: str, launched: bool) -> bool:
+        """Whether there were blocks to run. `launched`: whether the step before has just run, so that there is what to overlap
+        with."""
         grid = step.grid.evaluate(rows, self._sms)
         if grid == 0:
-            return
+            return False
         self._kernels.launch(step.kernel, grid=grid, block=step.block, params=params, memory=memory,
-                             shared_bytes=step.shared_bytes, order=order)
+                             shared_bytes=step.shared_bytes, overlaps=step.overlaps and launched, order=order)
+        return True
 
 
 def _check_unchanged(given: dict[str, AnyFloats], memory: Memory) -> None:

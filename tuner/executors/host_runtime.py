@@ -37,6 +37,7 @@ class _LaunchRequest(ctypes.Structure):
         ("max_threads", ctypes.c_int64),
         ("max_shared_bytes", ctypes.c_int64),
         ("cluster", ctypes.c_int64),
+        ("overlaps", ctypes.c_int),
         ("order", ctypes.c_int),
         ("seed", ctypes.c_uint64),
         ("memory", ctypes.c_void_p),
@@ -185,7 +186,7 @@ class Kernels:
         return Memory(self._runtime, layout)
 
     def launch(self, kernel: str, *, grid: int, block: int, params: bytes, memory: Memory, shared_bytes: int = 0,
-               order: str = "forward") -> None:
+               overlaps: bool = False, order: str = "forward") -> None:
         """Runs one kernel to its end.
 
         Args:
@@ -194,6 +195,7 @@ class Kernels:
             params: the bytes of the source's `struct Params`.
             memory: every buffer the kernel may touch.
             shared_bytes: dynamic shared memory of a block, filled with NaN before each.
+            overlaps: as Launch.overlaps; the kernel finds all buffers but the inputs out of reach until it waits.
             order: in which blocks and threads get their turn: "forward", "reverse" or "shuffled:<seed>".
 
         Raises:
@@ -207,7 +209,7 @@ class Kernels:
         entry: Callable[..., object] = self._library[f"run_{kernel}"]
         request = _LaunchRequest(
             kernel.encode(), ctypes.cast(entry, ctypes.c_void_p), ctypes.cast(params, ctypes.c_void_p), grid, block, shared_bytes,  # type: ignore[arg-type]
-            self._max_threads, self._max_shared_bytes, self._cluster(kernel), kind, seed, memory.handle)
+            self._max_threads, self._max_shared_bytes, self._cluster(kernel), overlaps, kind, seed, memory.handle)
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         if self._runtime.launch(ctypes.byref(request), message, _MESSAGE_BYTES) != 0:
             raise LaunchError(message.value.decode())

@@ -42,15 +42,17 @@ _FUNCTIONS = ("cuLaunchKernel", "cuMemsetD8Async", "cuMemsetD32Async", "cuCtxGet
 _GRAPH_FUNCTIONS = ("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuGraphCreate", "cuGraphAddKernelNode_v2",
                     "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch")
 """Of CUDA 12; where the driver is older, there are no graphs."""
+_OVERLAP_FUNCTIONS = ("cuLaunchKernelEx", "cuGraphAddDependencies_v2")
+"""Of CUDA 12.3; where the driver is older, launches do not overlap."""
 
 
 class _Functions(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in (*_FUNCTIONS, *_GRAPH_FUNCTIONS)]
+    _fields_ = [(name, ctypes.c_void_p) for name in (*_FUNCTIONS, *_GRAPH_FUNCTIONS, *_OVERLAP_FUNCTIONS)]
 
 
 class _Step(ctypes.Structure):
     _fields_ = [("function", ctypes.c_void_p), ("grid", ctypes.c_uint), ("block", ctypes.c_uint), ("shared_bytes", ctypes.c_uint),
-                ("field", ctypes.c_uint), ("bytes", ctypes.c_size_t)]
+                ("field", ctypes.c_uint), ("bytes", ctypes.c_size_t), ("overlaps", ctypes.c_uint)]
 
 
 class _Call(ctypes.Structure):
@@ -85,7 +87,10 @@ class Launcher:
         self.address = int(ctypes.cast(self.replay, ctypes.c_void_p).value or 0)
         self.driver = driver
         self._has_graphs = all(driver.has(name) for name in _GRAPH_FUNCTIONS)
-        self.functions = _Functions(*map(driver.address, (*_FUNCTIONS, *(_GRAPH_FUNCTIONS if self._has_graphs else ()))))
+        named = [*_FUNCTIONS, *(_GRAPH_FUNCTIONS if self._has_graphs else ())]
+        if all(driver.has(name) for name in _OVERLAP_FUNCTIONS):
+            named += _OVERLAP_FUNCTIONS
+        self.functions = _Functions(**{name: driver.address(name) for name in named})
 
     def graphs(self, plan: Plan) -> Any:
         """Memory for the graphs of a plan's launches; None where there can be none."""
@@ -158,9 +163,9 @@ class Replay:
                 grid = step.grid.evaluate(rows, sms)
                 if grid > _MAX_GRID:
                     raise LaunchError(f"{step.kernel} asks for a grid of {grid} blocks; a GPU takes {_MAX_GRID}")
-                steps.append(_Step(handles[step.kernel], grid, step.block, step.shared_bytes, 0, 0))
+                steps.append(_Step(handles[step.kernel], grid, step.block, step.shared_bytes, 0, 0, step.overlaps))
             else:
-                steps += [_Step(None, 0, 0, 0, fields.index(name), sizes[name]) for name in step.names if name not in kept]
+                steps += [_Step(None, 0, 0, 0, fields.index(name), sizes[name], 0) for name in step.names if name not in kept]
         parameters = pack(plan, {"rows": rows, "eps": eps, "splits": plan.splits.evaluate(rows, sms)})
         self._launcher, self._replay, self._graphs = launcher, launcher.replay, graphs
         whole = all(step.function and step.grid for step in steps)  # then the steps are the plan's launches, all of them

@@ -22,6 +22,20 @@ struct KernelNode {  // CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h
   Context context;
 };
 
+struct LaunchAttribute {  // CUlaunchAttribute, whose values are of 64 bytes
+  int id, padding;
+  int value[16];
+};
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned count;
+};
+struct Edge {  // CUgraphEdgeData
+  unsigned char from_port, to_port, type, reserved[5];
+};
+
 struct Driver {
   Status (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared_bytes, void* stream, void** arguments, void** extra);
@@ -37,6 +51,9 @@ struct Driver {
   Status (*graph_instantiate)(void** executable, void* graph, unsigned long long flags);
   Status (*graph_set)(void* executable, void* node, const KernelNode* values);
   Status (*graph_launch)(void* executable, void* stream);
+  // Null where the driver is too old to know them: then nothing overlaps.
+  Status (*launch_with)(const LaunchConfig* config, void* function, void** arguments, void** extra);
+  Status (*graph_connect)(void* graph, void* const* from, void* const* to, const Edge* edge, size_t count);
 };
 
 struct Step {
@@ -44,6 +61,7 @@ struct Step {
   unsigned grid, block, shared_bytes;
   unsigned field;  // of a fill: which pointer of the parameters
   size_t bytes;    // of a fill
+  unsigned overlaps;  // whether it may begin while the step before it, a launch, still runs
 };
 
 constexpr unsigned MAX_PARAMETERS = 4096;  // what a kernel's parameters may take, in bytes
@@ -78,15 +96,27 @@ struct Call {
   unsigned steps_count, tensors, buffers, parameters_bytes;
 };
 
+// A launch that may begin before the one before it on the stream has ended: "Programmatic Dependent Launch".
+Status launch_overlapping(const Driver& driver, const Step& step, void** argument, void* stream) {
+  constexpr int SERIALIZED_BY_PROGRAM = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+  const LaunchAttribute attribute = {SERIALIZED_BY_PROGRAM, 0, {1}};
+  const LaunchConfig config = {{step.grid, 1, 1}, {step.block, 1, 1}, step.shared_bytes, stream, &attribute, 1};
+  return driver.launch_with(&config, step.function, argument, nullptr);
+}
+
 Status enqueue(const Call& call, unsigned char* parameters, void* stream) {
   const Driver& driver = *call.driver;
+  bool launched = false;  // the step before
   for (unsigned i = 0; i < call.steps_count; ++i) {
     const Step& step = call.steps[i];
     Status status = 0;
     if (step.function != nullptr) {
       void* argument = parameters;
-      if (step.grid == 0) continue;  // nothing to do; a launch of no blocks would be an error
-      status = driver.launch(step.function, step.grid, 1, 1, step.block, 1, 1, step.shared_bytes, stream, &argument, nullptr);
+      const bool overlaps = launched && step.overlaps && driver.launch_with != nullptr;
+      launched = step.grid != 0;
+      if (!launched) continue;  // nothing to do; a launch of no blocks would be an error
+      if (overlaps) status = launch_overlapping(driver, step, &argument, stream);
+      else status = driver.launch(step.function, step.grid, 1, 1, step.block, 1, 1, step.shared_bytes, stream, &argument, nullptr);
     } else {
       unsigned long long to;
       std::memcpy(&to, parameters + sizeof(to) * step.field, sizeof(to));
@@ -110,7 +140,12 @@ void build(const Call& call, unsigned char* parameters, Graph& made) {
   if (driver.graph_create(&graph, 0) != 0) return;
   for (unsigned i = 0; i < call.steps_count; ++i) {
     const KernelNode values = node_of(call.steps[i], &argument);
-    if (driver.graph_add(&made.nodes[i], graph, i > 0 ? &made.nodes[i - 1] : nullptr, i > 0, &values) != 0) return;
+    const bool overlaps = call.steps[i].overlaps && driver.graph_connect != nullptr;
+    void* const* const before = i > 0 ? &made.nodes[i - 1] : nullptr;
+    if (driver.graph_add(&made.nodes[i], graph, overlaps ? nullptr : before, i > 0 && !overlaps, &values) != 0) return;
+    // CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC: when all blocks have let it begin, or ended.
+    constexpr Edge LET_BEGIN = {1, 0, 1, {}};
+    if (overlaps && driver.graph_connect(graph, before, &made.nodes[i], &LET_BEGIN, 1) != 0) return;
   }
   if (driver.graph_instantiate(&made.executable, graph, 0) != 0) made.executable = nullptr;
 }

@@ -17,6 +17,7 @@ namespace cuda_on_host {
 
 void barrier(int line) { Machine::running()->barrier(line); }
 uint64_t collective(const Request& request) { return Machine::running()->collective(request); }
+void wait_for_launch_before() { Machine::running()->wait_for_launch_before(); }
 void trap(int line) { Machine::running()->fail("line %d: calls __trap", line); }
 
 namespace {
@@ -62,6 +63,7 @@ struct LaunchRequest {
   int64_t max_threads;
   int64_t max_shared_bytes;
   int64_t cluster;
+  int overlaps;
   int order;  // Order::Kind
   uint64_t seed;
   Memory* memory;
@@ -85,7 +87,7 @@ static std::string launch(const LaunchRequest& request) {
     return kernel + "a grid of " + std::to_string(request.grid) + " blocks, which are no whole clusters of " + std::to_string(request.cluster);
   }
   Work work = {request.kernel, request.entry, request.params, request.grid, static_cast<unsigned>(request.block),
-               Order(static_cast<Order::Kind>(request.order), request.seed), request.memory, {}};
+               Order(static_cast<Order::Kind>(request.order), request.seed), request.memory, request.overlaps != 0, {}};
   for (int64_t block = 0; block < request.cluster; ++block) {
     work.shared.push_back(std::make_shared<Buffer>("the dynamic shared memory", static_cast<size_t>(request.shared_bytes), request.memory->layout()));
   }

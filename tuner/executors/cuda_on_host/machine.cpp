@@ -42,6 +42,8 @@ const char* Machine::run(const Work& work) {
     for (Walk walk = work_.order.walk(static_cast<uint64_t>(work_.grid) / blocks()); !walk.empty();) run_cluster(walk.next());
   }
   current = nullptr;
+  if (!shown_) work_.memory->show_written(true);
+  shown_ = true;
   work_.shared.clear();
   return message_[0] == '\0' ? nullptr : message_;
 }
@@ -50,6 +52,8 @@ void Machine::run_cluster(uint64_t index) {
   exited_ = at_cluster_barrier_ = 0;
   met_ = false;
   ready_.clear();
+  shown_ = !work_.overlaps;
+  if (work_.overlaps) work_.memory->show_written(false);
   for (unsigned number = 0; number < blocks(); ++number) {
     Block& block = blocks_[number];
     block = {};
@@ -116,14 +120,24 @@ bool Machine::start_next(Fiber& fiber) {
   thread.block = &block;
   thread.fiber = &fiber;
   thread.waits.call = Call::none;
+  thread.waited = false;
   become(thread);
   work_.entry(work_.params);
   leave_kernel();
   return true;
 }
 
+void Machine::wait_for_launch_before() {
+  if (!work_.overlaps) return;  // it has ended
+  self_->waited = true;
+  if (shown_) return;
+  work_.memory->show_written(true);
+  shown_ = true;
+}
+
 void Machine::leave_kernel() {
   Block& block = *self_->block;
+  if (work_.overlaps && !self_->waited) fail("leaves the kernel without having waited for the launch before it");
   if (!self_->copies.empty()) fail("leaves the kernel before its asynchronous copies have ended");
   if (!products_[self_->place / kWarp].empty()) fail("leaves the kernel before products of its warpgroup were waited for");
   if (block.at_barrier != 0) {

@@ -31,6 +31,7 @@ struct Work {
   unsigned block;
   Order order;
   const Memory* memory;
+  bool overlaps;  // with the launch before it
   std::vector<std::shared_ptr<Buffer>> shared;  // of each block of a cluster
 };
 
@@ -66,6 +67,8 @@ class Machine {
   void wait_phase(uint64_t* barrier, unsigned phase, int line);
   void start_bulk_copy(const BulkCopy& copy, int line);
   void sync_threads(int barrier, unsigned threads, bool waits, int line);
+
+  void wait_for_launch_before();
 
   void sync_cluster(int line);
   unsigned address_in_block(const void* here, int block, int line);
@@ -116,6 +119,7 @@ class Machine {
     Request waits;    // call none: not waiting
     uint64_t result;  // of the collective call it waited in
     CopyQueue copies;
+    bool waited;  // for the launch before
   };
 
   struct Warp {
@@ -176,6 +180,7 @@ class Machine {
   unsigned at_cluster_barrier_ = 0;
   const Thread* first_at_cluster_barrier_ = nullptr;
   bool met_ = false;  // whether the blocks of the cluster have
+  bool shown_ = true;  // whether what the call writes may be touched: some thread of the cluster has waited for the launch before
   std::vector<Thread*> ready_;  // a stack: the last one runs next
   std::vector<Fiber*> idle_;
   Warp warps_[kMaxClusterThreads / kWarp];

@@ -56,6 +56,8 @@ void Buffer::make_input(const void* source) {
   input_ = true;
 }
 
+void Buffer::show(bool shown) { mprotect(pages_, page_bytes_, shown ? PROT_READ | PROT_WRITE : PROT_NONE); }
+
 void Buffer::poison() {
   const uint32_t word = kPoison;
   char* const end = data_ + bytes_ / sizeof(word) * sizeof(word);
@@ -82,6 +84,12 @@ bool Buffer::surroundings_intact() const {
 Buffer& Memory::add(const char* name, size_t bytes, size_t element_bytes) {
   buffers_.push_back(std::make_unique<Buffer>(name, bytes, layout_, element_bytes));
   return *buffers_.back();
+}
+
+void Memory::show_written(bool shown) const {
+  for (const auto& buffer : buffers_) {
+    if (!buffer->is_input()) buffer->show(shown);
+  }
 }
 
 const Buffer* Memory::find(uintptr_t address) const {

@@ -41,6 +41,9 @@ class Buffer {
   // Filled with kPoison. Throws std::runtime_error where there is no memory for it.
   Buffer(std::string name, size_t bytes, Layout layout, size_t element_bytes = sizeof(float));
 
+  // Whether kernels may touch a buffer that is no input; until now they may.
+  void show(bool shown);
+
   // Makes the buffer a copy of `source` that kernels may only read.
   void make_input(const void* source);
 
@@ -80,6 +83,8 @@ class Memory {
   Layout layout() const { return layout_; }
   Buffer& add(const char* name, size_t bytes, size_t element_bytes);
   const Buffer* find(uintptr_t address) const;
+  // Of every buffer that is no input, whether kernels may touch it.
+  void show_written(bool shown) const;
   const std::vector<std::unique_ptr<Buffer>>& buffers() const { return buffers_; }
 
  private:

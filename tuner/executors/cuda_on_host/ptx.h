@@ -27,6 +27,11 @@ inline void wait_for_copy_groups() { ::cuda_on_host::end_copy_groups(N); }
 // Changes nothing a kernel could see.
 inline void prefetch_l2(const void*) {}
 
+// Launches that overlap on the device run one after the other here; but until a block has waited, nothing that the call writes can
+// be touched.
+inline void let_next_launch_begin() {}
+inline void wait_for_launch_before() { ::cuda_on_host::wait_for_launch_before(); }
+
 // A store of 16 bytes in one access.
 inline void store_streaming(void* to, const unsigned (&words)[4], int line = __builtin_LINE()) {
   ::cuda_on_host::check_store(to, sizeof(words), line);

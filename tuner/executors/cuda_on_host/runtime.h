@@ -96,6 +96,9 @@ bool is_elected(int line);
 void sync_threads(int barrier, unsigned threads, int line);
 void arrive_threads(int barrier, unsigned threads, int line);
 
+// Of a launch that overlaps with the one before it.
+void wait_for_launch_before();
+
 // Clusters: clusters.cpp. Addresses are those of the window of shared memory that all blocks of a cluster are in.
 void sync_cluster(int line);
 unsigned address_in_block(const void* here, int block, int line);

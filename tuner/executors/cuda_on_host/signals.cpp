@@ -117,6 +117,9 @@ void Machine::fault(int signal, const siginfo_t& info, const void* context) {
   const char* const does = verb(access_of(context));
   if (stacks_.cover(address)) fail("overflows its stack: its local variables take more than %zu KiB", kStackBytes >> 10);
   if (const Buffer* buffer = buffer_at(address)) {
+    if (!shown_ && !buffer->is_input() && buffer->holds(address)) {
+      fail("%s %s before it has waited for the launch before it", does, place(address));
+    }
     if (buffer->is_input() && buffer->holds(address)) fail("writes %s, which is an input", place(address));
     fail("%s %s, which has %zu elements", does, place(address), buffer->elements());
   }
