@@ -46,7 +46,7 @@ def alone(pairs: Config) -> Config:
     (config(HALVES, tile="128x128", stages=2, finish="epilogue", parts=3), "bfloat16", (300, 128, 136)),
     (config(HALVES, tile="128x256", stages=3, finish="wide", arithmetic="fp16", reduction="direct", parts=1), "float16",
      (300, 264, 136)),
-    (config(SMALL, stages=4, parts=8), "float32", (500, 500, 60)),
+    (config(SMALL, stages=4, parts=8), "float32", (520, 300, 130)),
     (config(tile="128x64", depth=32, stages=3, promote=128, parts=3), "float32", (300, 60, 136))],
     ids=["odd rows", "halves", "several pairs", "whole rows", "wide ends", "float32, several pairs", "promoted"])
 def test_pairs_compute_what_blocks_do_alone(pairs: Config, dtype: str, shape: tuple[int, int, int],
