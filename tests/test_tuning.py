@@ -257,3 +257,5 @@ def test_events_tell_the_best_so_far_and_what_was_rejected() -> None:
     bests = [event.best.best_us for event in trying if event.best is not None]
     assert bests == sorted(bests, reverse=True)
     assert bests[-1] == min(rugged(config) for config in valid[2:])
+    # Nobody knows how many of the fastest are examined: the first that passes is the last.
+    assert {(event.done, event.total) for event in events if event.stage == "examining the fastest"} == {(0, 1)}
