@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner.arguments import FAILED, OK, Parser, exit_status
 from tuner.bench.sheet import JSON as BENCH_JSON
-from tuner.errors import InputError
+from tuner.errors import InputError, why
 from tuner.known import reports_folder
 from tuner.publish import TRIALS
 from tuner.records import write_text
@@ -103,7 +103,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); name a text with --into") from error
+        raise InputError(f"{path} cannot be read ({why(error)}); name a text with --into") from error
 
 
 def _link(root: Path, text: Path) -> str:

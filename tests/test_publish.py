@@ -83,7 +83,7 @@ def test_the_sentence_names_both() -> None:
     assert INFO.date in said and "2.00 us measured" in said and "3.00 us measured" in said
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}', "[" * 100_000])
 def test_a_broken_best_json_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "best.json").write_text(text)
     with Folder(tmp_path, INFO) as folder:

@@ -21,7 +21,7 @@ from codegen.config import Config
 from codegen.errors import CodegenError
 from codegen.problem import Shape
 from codegen.space import parse_config
-from tuner.errors import InputError, InputTypeError, TunerError
+from tuner.errors import InputError, InputTypeError, TunerError, why
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 """Exit codes beside USAGE: done; nothing was found, or this machine lacks something; Ctrl-C."""
@@ -69,12 +69,11 @@ def _sentence(error: Exception) -> str:
         return f"this machine has not enough memory for the shape ({said or 'no figure is known'}); use a smaller one"
     if not isinstance(error, OSError) or isinstance(error, TunerError):
         return said
-    why = error.strerror or said
     if error.filename is not None:
-        return f"{error.filename} cannot be used ({why}); mend that, or choose another place"
+        return f"{error.filename} cannot be used ({why(error)}); mend that, or choose another place"
     if _is_full(error):
-        return f"what this prints or writes finds no room ({why}); make some, or choose another place"
-    return f"the operating system refuses what this needs ({why}); mend that, and try again"
+        return f"what this prints or writes finds no room ({why(error)}); make some, or choose another place"
+    return f"the operating system refuses what this needs ({why(error)}); mend that, and try again"
 
 
 def run_recorded(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace, str], int], arguments: Sequence[str],

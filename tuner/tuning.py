@@ -174,7 +174,7 @@ class TuningRun:
         limits = self._executor.limits
         said = (self._origin, *self._said) if self._origin else self._said
         return TuneResult(self.info, self.problem, limits, records, winner, self._lost or self._alone, said, self._checks,
-                          self._ablation)
+                          self._ablation, self.space.variants)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
