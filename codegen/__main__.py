@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
-from codegen.arguments import USAGE, Parser
+from codegen.arguments import USAGE, Parser, abandon_output
 from codegen.dtypes import ACCURACIES, DTYPES
 from codegen.errors import CodegenError, InvalidConfig
 from codegen.limits import TARGETS, target
@@ -26,13 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.list and (options.variant is None or options.shape is None):
         parser.error("give --list, or --variant and --shape")
     try:
-        print("\n".join(_listing()) if options.list else _cuda(options).rstrip("\n"))
-        sys.stdout.flush()
+        print("\n".join(_listing()) if options.list else _cuda(options).rstrip("\n"), flush=True)
     except CodegenError as error:
         print(f"codegen: {error}", file=sys.stderr)
         return USAGE
     except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is left in the buffer cannot be written at exit either
+        abandon_output()
         if not isinstance(error, BrokenPipeError):
             print(f"codegen: cannot write the text ({error.strerror}); write it to a place with room", file=sys.stderr)
         return FAILED
@@ -68,7 +66,7 @@ def _listing() -> list[str]:
 
 
 def _cuda(options: argparse.Namespace) -> str:
-    wants = None if options.wants is None else options.wants.split(",")
+    wants = None if options.wants is None else [name.strip() for name in options.wants.split(",")]
     problem = Problem.of(Shape.parse(options.shape), dtype=options.dtype, wants=wants, param_dtype=options.param_dtype,
                          accuracy=options.accuracy)
     values = _values(options.set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
         self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def abandon_output() -> None:
+    """Nothing more goes to standard output, which cannot be written: what its buffer holds could not be at exit either."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
 
 def _joined(words: Iterable[str]) -> Iterator[str]:

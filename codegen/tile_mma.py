@@ -55,11 +55,6 @@ class _Sizes:
         return 32 * self.warps
 
     @property
-    def row_tiles(self) -> int:
-        """Tiles of 16 rows that one warp has in the phase that works by rows."""
-        return self.rows * self.across // (16 * self.warps)
-
-    @property
     def registers(self) -> int:
         """Estimate: G and a second set of sums that is promoted into it, or dn and xhat."""
         g = self.o_padded * self.h_padded // self.threads

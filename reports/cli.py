@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE, Parser
+from tuner.arguments import FAILED, OK, Parser, exit_status
 from tuner.bench.sheet import JSON as BENCH_JSON
-from tuner.errors import InputError, TunerError
+from tuner.errors import InputError, why
 from tuner.known import reports_folder
 from tuner.publish import TRIALS
 from tuner.records import write_text
@@ -26,14 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     make no sense.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    command = COMMANDS[given.pop(0)] if given[:1] and given[0] in COMMANDS else _runs
     try:
-        return COMMANDS[given[0]](given[1:]) if given[:1] and given[0] in COMMANDS else _runs(given)
-    except KeyboardInterrupt:
-        print("reports: interrupted; no page is half-written", file=sys.stderr)
-        return INTERRUPTED
-    except (TunerError, OSError) as error:
-        print(f"reports: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, InputError) else FAILED
+        return exit_status("reports", lambda: command(given), interrupted="interrupted; no page is half-written")
     except ModuleNotFoundError as error:
         if error.name not in ("matplotlib", "pygments"):
             raise
@@ -108,7 +103,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); name a text with --into") from error
+        raise InputError(f"{path} cannot be read ({why(error)}); name a text with --into") from error
 
 
 def _link(root: Path, text: Path) -> str:

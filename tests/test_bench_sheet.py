@@ -161,7 +161,8 @@ def test_one_name_is_one_shape(bench: Run, tmp_path: Path, capsys: pytest.Captur
     refused(bench, tmp_path, capsys, "has another shape called 'seed', 4,4,8,16; give the shape 4,4,8,32 another name")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1}', '{"schema": 2, "parts": [], "rows": [{}]}', "\x00\xff"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1}', '{"schema": 2, "parts": [], "rows": [{}]}', "\x00\xff",
+                                  "[" * 100_000])
 def test_what_is_no_result_is_not_continued(bench: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "bench.json").write_text(text)
@@ -274,3 +275,8 @@ def test_values_that_are_none_are_a_sentence(bench: Run, tmp_path: Path, capsys:
     capsys.readouterr()
     assert join.main([str(path), "--out", str(tmp_path / "joined")]) == 2
     assert "bench.json is no result of this program (" in capsys.readouterr().err and not (tmp_path / "joined").exists()
+
+
+def test_what_the_system_says_of_a_file_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert join.main([str(tmp_path), "--out", str(tmp_path / "joined")]) == 2
+    assert capsys.readouterr().err == f"join: {tmp_path} is no result of this program (Is a directory)\n"

@@ -51,6 +51,11 @@ def test_codegen_sets_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     assert "row_warp:warps=8,rows=4,vector=2," in output
 
 
+def test_codegen_takes_gradients_with_spaces_between_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert codegen_cli.main(["--variant", "row_warp", "--shape", "4,4,8,16", "--wants", "dx, dw"]) == 0
+    assert "WANT_DW = true" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     ("", "--list"),
     ("--variant row_warp", "--shape"),

@@ -12,7 +12,7 @@ from tests.cases import DATA_TYPES
 from tests.numpy_kernels import rounded
 from tuner.dtypes import NUMPY
 from tuner.errors import InputError, InputTypeError
-from tuner.inputs import Gradients, Inputs, as_eps, hard_inputs, periodic_inputs, random_inputs, repeated
+from tuner.inputs import Gradients, Inputs, as_eps, hard_inputs, random_inputs, repeated
 from tuner.reference import reference
 
 SIX = random_inputs(6, 8, 5)
@@ -134,13 +134,6 @@ def test_repeated_rows_keep_their_data_type() -> None:
     assert (data.rows, data.dtype, data.param_dtype) == (12, "bfloat16", "float32")
     signs = repeated(random_inputs(5, 4, 3), 12).signs
     np.testing.assert_array_equal(data.dy[7].astype(np.float32), signs[7] * data.dy[2].astype(np.float32) * signs[2])
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_periodic_data_is_exact_in_16_bits(dtype: str) -> None:
-    short, full = periodic_inputs(70, 9, 8, dtype=dtype).expand(), periodic_inputs(70, 9, 8).expand()
-    for name in ("dy", "x", "gamma", "beta", "w"):
-        np.testing.assert_array_equal(getattr(short, name).astype(np.float32), getattr(full, name))
 
 
 @pytest.mark.parametrize("name", ["dy", "x", "w"])

@@ -83,7 +83,7 @@ def test_the_sentence_names_both() -> None:
     assert INFO.date in said and "2.00 us measured" in said and "3.00 us measured" in said
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}', "[" * 100_000])
 def test_a_broken_best_json_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "best.json").write_text(text)
     with Folder(tmp_path, INFO) as folder:
@@ -179,6 +179,14 @@ def test_what_a_killed_run_was_writing_is_removed_and_nothing_else(tmp_path: Pat
         assert (tmp_path / ".best.h.abcdefgh").exists()
         (tmp_path / ".best.h.abcdefgh").unlink()
     assert {path.name for path in tmp_path.iterdir()} == {".best.cu.swp", "best.cu.abcdefgh", "trials.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["trials.jsonl", "best.cu", "best.h", "best.json", "report.md", "report.html"])
+def test_a_folder_in_a_file_s_place_is_seen_before_the_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"{name} is a folder.*--out"):
+        Folder(tmp_path, INFO)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_run_that_may_not_be_resumed_gives_no_hint_to(tmp_path: Path) -> None:

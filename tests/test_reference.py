@@ -12,7 +12,7 @@ from codegen.errors import InvalidProblem
 from codegen.problem import GRADIENTS
 from tests.cases import LITERALS, NO_ROWS, SAME_ROWS, Literal
 from tuner.bounds import bounds, normwise_scales
-from tuner.inputs import AnyFloats, Gradients, Inputs, Repeated, hard_inputs, periodic_inputs, random_inputs, repeated
+from tuner.inputs import AnyFloats, Gradients, Inputs, Repeated, hard_inputs, random_inputs, repeated
 from tuner.probe import probe_inputs
 from tuner.reference import Array64, reference
 
@@ -175,18 +175,6 @@ def assert_same_but_for_dx(base: Gradients, whole: Gradients, data: Repeated) ->
     assert base.dx is not None
     dx: AnyFloats = base.dx[np.arange(data.rows) % data.base.rows] * data.signs[:, None]
     assert_close(replace(base, dx=dx), whole)
-
-
-@pytest.mark.parametrize("rows", [0, 40, 55, 1000])
-def test_periodic_inputs_follow_their_formulas(rows: int) -> None:
-    data = periodic_inputs(rows, 7, 6)
-    inputs = data.expand()
-    for r, h, o in ((r, h, o) for r in range(0, rows, 13) for h in range(7) for o in range(6)):
-        assert inputs.x[r, h] == (7 * r + 3 * h) % 11 - 5
-        assert inputs.dy[r, o] == (r + o) % 5 - 1
-        assert inputs.w[o, h] == (5 * o + 2 * h) % 7 - 2
-    if rows:
-        assert_same_but_for_dx(reference(data.base, weights=data.weights), reference(inputs), data)
 
 
 def test_a_prefix_of_repeated_rows() -> None:

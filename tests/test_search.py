@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from statistics import median
-from types import SimpleNamespace
 from unittest import mock
 
 import optuna
@@ -28,7 +27,6 @@ from tests.fake_gpu import rugged
 from tuner.candidates import Neighbourhood, Space, distance, nearest, survey, without_figures
 from tuner.costmodel import predict
 from tuner.guess import RANK_ALL, rank
-from tuner.outcome import why_no_winner
 from tuner.pipeline import IN_FLIGHT
 from tuner.search import MOST, Guided, ModelSampler, as_params
 from tuner.strategy import Listed, Strategy
@@ -75,8 +73,6 @@ def test_a_reason_has_the_figures_of_one_config() -> None:
     assert set(found.refused) < whole  # reasons as they are; of those that differ in figures alone, one
     assert len({without_figures(reason) for reason in found.refused}) == len(found.refused)
     assert any("bytes" in reason for reason in found.refused)
-    result = SimpleNamespace(records=(), info=SimpleNamespace(valid=0, combinations=7, refused={"needs 12 bytes": 5, "odd": 2}))
-    assert "with the figures of one of them: needs 12 bytes" in why_no_winner(result)  # type: ignore[arg-type]
 
 
 def test_nearest_config() -> None:

@@ -233,6 +233,12 @@ def test_what_sqlalchemy_says_of_its_own_sessions_is_not_shown() -> None:
         raise error
 
 
+def test_what_the_system_says_of_a_journal_is_said_once(tmp_path: Path) -> None:
+    with pytest.raises(StorageLost) as caught:
+        open_storage(f"journal:{tmp_path}").study("a study")
+    assert str(caught.value) == f"the storage journal:{tmp_path} cannot be used: Is a directory"
+
+
 @pytest.mark.parametrize(("url", "scheme"), [
     ("postgresql+psycopg2://host/db", "postgresql"), ("mysql://host/db", "mysql"), ("sqlite:///a.db", "sqlite"),
     ("journal:a", "journal")])

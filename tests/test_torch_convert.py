@@ -6,6 +6,7 @@ import copy
 import io
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -163,10 +164,14 @@ def test_pairs_may_be_named() -> None:
 
 @pytest.mark.parametrize(("pair", "said"), [
     (("ln", "nothing"), "no module 'nothing'"), (("fc", "ln"), "not LayerNorm and Linear"),
-    (("ln", "inner.1"), "takes 8 features")])
-def test_named_pairs_that_are_none(pair: tuple[str, str], said: str) -> None:
+    (("ln", "inner.1"), "takes 8 features"), (("ln",), "a pair is the names"), ("ln", "a pair is the names")])
+def test_named_pairs_that_are_none(pair: Any, said: str) -> None:
+    """Pairs before them stay plain modules, too."""
+    model = Untraceable()
+    model.more = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4))
     with pytest.raises(ValueError, match=said):
-        convert(Untraceable(), [pair])
+        convert(model, [("more.0", "more.1"), pair])
+    assert converted(model) == set()
 
 
 def test_shared_and_hooked_modules_are_left_alone() -> None:

@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -21,7 +22,7 @@ from tuner.costmodel import predict
 from tuner.errors import DeviceLost, LaunchError, ToolchainError
 from tuner.evaluate import Evaluator
 from tuner.executors import Executor
-from tuner.outcome import Event, TuneResult
+from tuner.outcome import Event, TuneResult, why_no_winner
 from tuner.pipeline import try_in_turn
 from tuner.records import Record, Status
 from tuner.strategy import Listed
@@ -257,3 +258,15 @@ def test_events_tell_the_best_so_far_and_what_was_rejected() -> None:
     bests = [event.best.best_us for event in trying if event.best is not None]
     assert bests == sorted(bests, reverse=True)
     assert bests[-1] == min(rugged(config) for config in valid[2:])
+    # Nobody knows how many of the fastest are examined: the first that passes is the last.
+    assert {(event.done, event.total) for event in events if event.stage == "examining the fastest"} == {(0, 1)}
+
+
+@pytest.mark.parametrize(("variant", "dtype", "said"), [
+    ("weight_mma", "float32", "16 by 8 values of w are too few"), ("tile_cluster", "bfloat16", "take tile_wgmma")])
+def test_a_shape_without_candidates_is_told_what_speaks_against_the_shape(variant: str, dtype: str, said: str) -> None:
+    """Not what speaks against parameters that go together at no shape, of however many combinations."""
+    result = TuningRun(Request(Shape(4, 4, 8, 16), dtype=dtype, variants=(variant,)), FakeGpu()).result()
+    assert said in why_no_winner(result) and said not in next(iter(result.info.refused))
+    unlike = replace(result, info=replace(result.info, refused={"needs 12 bytes": 5, "odd": 2}))  # of no variant's defaults
+    assert why_no_winner(unlike).endswith("with the figures of one of them: needs 12 bytes")

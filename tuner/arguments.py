@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import shlex
 import signal
 import sys
@@ -15,11 +16,12 @@ import numpy as np
 
 from codegen.arguments import USAGE as USAGE
 from codegen.arguments import Parser as Parser
+from codegen.arguments import abandon_output
 from codegen.config import Config
 from codegen.errors import CodegenError
 from codegen.problem import Shape
 from codegen.space import parse_config
-from tuner.errors import InputError, InputTypeError, TunerError
+from tuner.errors import InputError, InputTypeError, TunerError, why
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 """Exit codes beside USAGE: done; nothing was found, or this machine lacks something; Ctrl-C."""
@@ -28,6 +30,8 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 def exit_status(program: str, work: Callable[[], int], debug: bool = False, interrupted: str = "interrupted") -> int:
     """What a program's work returns; where it raises what a user can cause, that is said in a sentence on stderr.
 
+    What was printed is flushed, so that a console that takes no more is said too; a reader who has gone (`| head`) needs no word.
+
     Args:
         program: what the sentence begins with.
         work: returns the exit status.
@@ -35,18 +39,41 @@ def exit_status(program: str, work: Callable[[], int], debug: bool = False, inte
         interrupted: what is said after Ctrl-C.
     """
     try:
-        return work()
+        status = work()
+        print(end="", flush=True)
+        return status
     except KeyboardInterrupt:
         print(f"{program}: {interrupted}", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        abandon_output()
+        return FAILED
     except (CodegenError, TunerError, OSError, MemoryError) as error:
         if debug:
             raise
-        said = str(error)
-        if isinstance(error, MemoryError):
-            said = f"this machine has not enough memory for the shape ({said or 'no figure is known'}); use a smaller one"
-        print(f"{program}: {said}", file=sys.stderr)
+        if _is_full(error):
+            abandon_output()
+        print(f"{program}: {_sentence(error)}", file=sys.stderr)
         return USAGE if isinstance(error, CodegenError | InputError | InputTypeError) else FAILED
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether something takes no more that is no file this knows of: the console's, or one that was open."""
+    return isinstance(error, OSError) and error.filename is None and error.errno == errno.ENOSPC
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong, and what to do."""
+    said = str(error)
+    if isinstance(error, MemoryError):
+        return f"this machine has not enough memory for the shape ({said or 'no figure is known'}); use a smaller one"
+    if not isinstance(error, OSError) or isinstance(error, TunerError):
+        return said
+    if error.filename is not None:
+        return f"{error.filename} cannot be used ({why(error)}); mend that, or choose another place"
+    if _is_full(error):
+        return f"what this prints or writes finds no room ({why(error)}); make some, or choose another place"
+    return f"the operating system refuses what this needs ({why(error)}); mend that, and try again"
 
 
 def run_recorded(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace, str], int], arguments: Sequence[str],

@@ -11,5 +11,5 @@ WHOLE = 10_000
 
 
 def results_console() -> Console:
-    """For results, on stdout."""
-    return Console() if sys.stdout.isatty() else Console(width=WHOLE)
+    """For results, on stdout; where that is closed (`>&-`), nothing is shown."""
+    return Console() if sys.stdout is not None and sys.stdout.isatty() else Console(width=WHOLE)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def why(error: BaseException) -> str:
+    """What an error says, as part of a sentence that names the file itself: "Is a directory" of an OSError."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 class TunerError(Exception):
     """Root of everything this package raises on purpose."""
 

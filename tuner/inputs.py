@@ -363,17 +363,3 @@ def repeated(base: Inputs, rows: int, seed: int = 0) -> Repeated:
     """`rows` rows out of the base's, each with a random sign, so that long sums keep growing as random sums do."""
     signs = np.random.default_rng([seed, 4]).integers(0, 2, rows, np.int8) * np.int8(2) - np.int8(1)
     return Repeated(base if rows >= base.rows else base.first(rows), signs)
-
-
-def periodic_inputs(rows: int, hidden: int, out: int, *, dtype: str = "float32", param_dtype: str = "") -> Repeated:
-    """Data given by formulas alone, for programs in any language: it repeats every 55 rows. It is exact in every data type.
-
-    x[r, h] = ((7r + 3h) mod 11) - 5, dy[r, o] = ((r + o) mod 5) - 1, w[o, h] = ((5o + 2h) mod 7) - 2,
-    gamma[h] = ((h mod 3) + 1) / 2, beta[h] = (h mod 4) - 1, eps = 1e-5.
-    """
-    r, h, o = np.arange(min(rows, 55))[:, None], np.arange(hidden), np.arange(out)
-    base = Inputs(
-        dy=((r + o) % 5 - 1).astype(np.float32), x=((7 * r + 3 * h) % 11 - 5).astype(np.float32),
-        gamma=((h % 3 + 1) / 2).astype(np.float32), beta=(h % 4 - 1).astype(np.float32),
-        w=((5 * o[:, None] + 2 * h) % 7 - 2).astype(np.float32), eps=1e-5)
-    return Repeated(base.rounded_to(dtype, param_dtype), np.ones(rows, np.int8))

@@ -52,6 +52,6 @@ def _parse(path: Path, changed_ns: int) -> Known | None:
         info = RunInfo.from_json(values["run"])
         known = Known(info, Shape.parse(info.shape), Record.from_json(values["winner"]),
                       str(values.get("source", "")))
-    except (CodegenError, InputError, AttributeError, KeyError, TypeError, ValueError):
+    except (CodegenError, InputError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None
     return known if known.shape.rows > 0 else None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from codegen.limits import Limits
 from codegen.problem import Problem
+from codegen.space import make_config, why_not
+from tuner.candidates import without_figures
 from tuner.changed import Changed
 from tuner.costmodel import floor_us
 from tuner.gate.checks import SKIPPED, Check
@@ -52,6 +54,7 @@ class TuneResult:
         said: what is to be known of the measured times and of the choice between the finalists, as clauses.
         checks: what the winner has passed beyond what all have, and what was not run.
         ablation: what each parameter of the winner is worth; empty where that was not asked for.
+        variants: names of those that took part.
     """
 
     info: RunInfo
@@ -63,6 +66,7 @@ class TuneResult:
     said: tuple[str, ...] = ()
     checks: tuple[Check, ...] = (SKIPPED,)
     ablation: tuple[Changed, ...] = ()
+    variants: tuple[str, ...] = ()
 
     @property
     def floor_us(self) -> float:
@@ -110,7 +114,15 @@ def why_no_winner(result: TuneResult) -> str:
         reason = next(record.reason for record in rejected if record.status.value == status)
         return f"no valid kernel: {count} of {len(rejected)} candidates ended with status {status!r}, the first with: {reason}"
     if result.info.valid == 0:
-        reason = next(iter(result.info.refused), "there are none")
-        return (f"no valid kernel: none of {result.info.combinations} configs can run this shape; the commonest reason, with "
-                f"the figures of one of them: {reason}")
+        return (f"no valid kernel: none of {result.info.combinations} configs can run this shape and is worth it; a common "
+                f"reason, with the figures of one of them: {_telling(result)}")
     return "no candidate was finished in time; allow more with --timeout"
+
+
+def _telling(result: TuneResult) -> str:
+    """The commonest reason that also speaks against a variant's defaults: these go together, so it is the shape's. Commonest of
+    all may be one that speaks against parameters that go together at no shape."""
+    refused = result.info.refused
+    defaults = (why_not(result.problem, make_config(name), result.limits) for name in result.variants)
+    of_defaults = {without_figures(reason) for reason in defaults if reason is not None}
+    return next((reason for reason in refused if without_figures(reason) in of_defaults), next(iter(refused), "there are none"))

@@ -81,6 +81,9 @@ class Folder:
             raise InputError(f"cannot write to {path} ({error.strerror}); choose another folder with --out") from error
 
     def _begin(self, info: RunInfo, resume: Space | None, may_resume: bool) -> None:
+        for path in (self._path / name for name in (TRIALS, BEST_CU, BEST_H, BEST_JSON, REPORT, PAGE)):
+            if path.is_dir():  # or it would be seen when all is found
+                raise InputError(f"{path} is a folder, where a file is to be written; choose another folder with --out")
         trials = self._path / TRIALS
         if resume is None:
             self.said = _kept_beside(trials, may_resume)

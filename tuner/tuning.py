@@ -71,6 +71,7 @@ FINALISTS, FINAL_WITHIN = 8, 1.25
 """The fastest are timed again in turns (tuner.timing.finals): at most so many, and only those whose first time lies within this
 factor of the best."""
 
+
 class TuningRun:
     """A run that can be interrupted: whatever is raised from `execute`, `result` has all that was finished.
 
@@ -173,7 +174,7 @@ class TuningRun:
         limits = self._executor.limits
         said = (self._origin, *self._said) if self._origin else self._said
         return TuneResult(self.info, self.problem, limits, records, winner, self._lost or self._alone, said, self._checks,
-                          self._ablation)
+                          self._ablation, self.space.variants)
 
     # --- with a GPU ----------------------------------------------------------------------------------------------------------
 
@@ -289,7 +290,7 @@ class TuningRun:
             if done and self.schedule.closed():
                 self._checks = (out_of_time(done),)
                 return
-            self._tell("examining the fastest", done, len(fastest))
+            self._tell("examining the fastest", 0, 1)
             if self._proofs is not None:
                 self._proofs.begin(self.problem, record.config)
             try:

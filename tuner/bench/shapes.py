@@ -10,7 +10,7 @@ from pathlib import Path
 from codegen.errors import InvalidProblem
 from codegen.problem import Shape
 from tuner.arguments import parse_names
-from tuner.errors import InputError
+from tuner.errors import InputError, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _part(text: str) -> tuple[NamedShape, ...]:
     try:
         return _read(path.name, path.read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the shapes cannot be read from {path} ({error})") from error
+        raise InputError(f"the shapes cannot be read from {path} ({why(error)})") from error
 
 
 def _word(text: str) -> NamedShape | None:

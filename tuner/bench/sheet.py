@@ -12,7 +12,7 @@ from codegen.errors import CodegenError
 from tuner.arguments import check_folder
 from tuner.bench.report import bench_json, bench_markdown
 from tuner.bench.results import Case, Results, Row, Setting
-from tuner.errors import InputError
+from tuner.errors import InputError, why
 from tuner.records import write_text
 
 JSON, MARKDOWN = "bench.json", "bench.md"
@@ -82,8 +82,8 @@ def read_results(path: Path) -> Results | None:
         return Results.from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, AttributeError, CodegenError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is no result of this program ({error})") from error
+    except (OSError, AttributeError, CodegenError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is no result of this program ({why(error)})") from error
 
 
 def why_apart(earlier: Setting, later: Setting) -> str | None:

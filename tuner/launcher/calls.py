@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,10 +98,7 @@ def _sizes(read: Mapping[str, OnDevice]) -> tuple[int, int, int]:
     x, w = read["x"], read["w"]
     if len(w.shape) != 2 or len(x.shape) < 1 or min(w.shape) < 1:
         raise InputError(f"w must have the shape [O, H] and x [..., H], not {w.shape} and {x.shape}")
-    rows = 1
-    for extent in x.shape[:-1]:
-        rows *= extent
-    return rows, w.shape[1], w.shape[0]
+    return math.prod(x.shape[:-1]), w.shape[1], w.shape[0]
 
 
 def _common_device(given: Given) -> int:
@@ -122,7 +120,7 @@ def _check(read: Mapping[str, OnDevice], rows: int, hidden: int, out: int) -> No
     leading = x.shape[:-1]
     for name, array in read.items():
         shape = {"dy": (*leading, out), "x": (*leading, hidden)}.get(name, BY_NAME[name].shape(rows, hidden, out))
-        if array.shape != shape and not (name in SAVED and _product(array.shape) == rows):
+        if array.shape != shape and not (name in SAVED and math.prod(array.shape) == rows):
             raise InputError(f"{name} has the shape {array.shape}, but x {x.shape} and w {w.shape} ask for {shape}")
         dtype = BY_NAME[name].dtype(x.dtype, w.dtype)
         if array.dtype != dtype:
@@ -167,10 +165,3 @@ def _wait_for_producers(found: Engine, arrays: list[OnDevice], stream: int) -> N
     own = stream or LEGACY_STREAM
     for producer in sorted({array.producer for array in arrays if array.producer is not None} - {own}):
         found.device.order(producer, stream)
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count

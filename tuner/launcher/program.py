@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,7 +149,7 @@ class Replay:
         self.plan = source.plan
         plan, problem, sms = source.plan, source.problem, device.limits.sms
         fields = pointer_fields(plan)
-        sizes = {tensor.name: _elements(tensor.shape(rows, problem.hidden, problem.out))
+        sizes = {tensor.name: math.prod(tensor.shape(rows, problem.hidden, problem.out))
                  * ITEMSIZE[tensor.dtype(problem.dtype, problem.param_dtype)] for tensor in TENSORS}
         offsets, end = [], 0
         for buffer in plan.workspace:
@@ -197,10 +198,3 @@ class Replay:
 
 
 _pack = struct.Struct(f"{len(TENSOR_FIELDS)}P").pack
-
-
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -26,7 +26,7 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
-from tuner.errors import InputError, StorageLost, ToolchainError
+from tuner.errors import InputError, StorageLost, ToolchainError, why
 from tuner.study.journal import NoJournal, WholeFile
 from tuner.study.urls import JOURNAL, check_url, masked, without_password
 
@@ -198,4 +198,4 @@ def _innermost(error: BaseException) -> str:
         error = inner
     if isinstance(error, PendingRollbackError):  # the error before it, in the same transaction, said why
         return "the connection was lost"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (why(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -35,21 +35,42 @@ def convert(model: nn.Module, pairs: Iterable[tuple[str, str]] | None = None) ->
         The model.
 
     Raises:
-        ValueError: a name given is no module, or a pair given is none.
+        ValueError: a name given is no module, or a pair given is none. The model is as it was.
     """
     found = _search(model) if pairs is None else list(pairs)
     modules = dict(model.named_modules(remove_duplicate=False))
-    for norm_name, linear_name in found:
-        if missing := [name for name in (norm_name, linear_name) if name not in modules]:
-            raise ValueError(f"the model has no module {missing[0]!r}")
-        norm, linear = modules[norm_name], modules[linear_name]
-        if (reason := why_no_pair(norm, linear)) is not None:
-            raise ValueError(f"{norm_name} and {linear_name} cannot be converted: {reason}")
-        places = [(modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in (norm_name, linear_name)]
-        # Only what they do changes: references to them, optimizers and names stay valid.
-        norm.__class__, linear.__class__ = PassedLayerNorm, FusedLinear
-        norm._pair = linear._pair = Pair(norm, places[0], linear, places[1])
+    begun: list[nn.Module] = []
+    try:
+        for pair in found:
+            begun += _paired(modules, pair)
+    except ValueError:
+        for module in begun:
+            _make_plain(module)
+        raise
     return model
+
+
+def _paired(modules: Mapping[str, nn.Module], pair: tuple[str, str]) -> tuple[nn.Module, nn.Module]:
+    """The two modules of a pair, which are one operation from now on. Raises ValueError as `convert`."""
+    if isinstance(pair, str) or len(pair) != 2:
+        raise ValueError(f'a pair is the names of a LayerNorm and a Linear, such as ("ln_2", "mlp.0"), not {pair!r}')
+    norm_name, linear_name = pair
+    if missing := [name for name in pair if name not in modules]:
+        raise ValueError(f"the model has no module {missing[0]!r}")
+    norm, linear = modules[norm_name], modules[linear_name]
+    if (reason := why_no_pair(norm, linear)) is not None:
+        raise ValueError(f"{norm_name} and {linear_name} cannot be converted: {reason}")
+    places = [(modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in pair]
+    # Only what they do changes: references to them, optimizers and names stay valid.
+    norm.__class__, linear.__class__ = PassedLayerNorm, FusedLinear
+    norm._pair = linear._pair = Pair(norm, places[0], linear, places[1])
+    return norm, linear
+
+
+def _make_plain(module: nn.Module) -> None:
+    """Of a pair's modules one."""
+    module.__class__ = nn.LayerNorm if isinstance(module, PassedLayerNorm) else nn.Linear
+    del module._pair
 
 
 def unconvert(model: nn.Module) -> nn.Module:
@@ -60,8 +81,7 @@ def unconvert(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         if isinstance(module, PassedLayerNorm | FusedLinear):
-            module.__class__ = nn.LayerNorm if isinstance(module, PassedLayerNorm) else nn.Linear
-            del module._pair
+            _make_plain(module)
     return model
 
 

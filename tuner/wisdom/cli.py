@@ -38,8 +38,10 @@ def _run(options: argparse.Namespace) -> int:
     try:
         _COMMANDS[options.command](Book(say=_say), options)
     except OSError as error:
-        print(f"wisdom: {error.filename or 'a file'} cannot be written ({error.strerror or error}); choose another folder with "
-              "--out or LNL_WISDOM", file=sys.stderr)
+        if error.filename is None:  # no file's: the console's
+            raise
+        print(f"wisdom: {error.filename} cannot be written ({error.strerror or error}); choose another folder with --out or "
+              "LNL_WISDOM", file=sys.stderr)
         return FAILED
     return OK
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.arguments import check_folder
-from tuner.errors import InputError
+from tuner.errors import InputError, why
 from tuner.records import write_text
 
 SCHEMA = 1
@@ -92,8 +92,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); choose another folder with --out") from error
+    except (OSError, RecursionError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({why(error)}); choose another folder with --out") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise InputError(f"{path} is of another version of this program; choose another folder with --out")
     try:
