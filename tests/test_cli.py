@@ -306,8 +306,9 @@ def test_the_default_folder_names_device_shape_and_type(tmp_path: Path, capsys: 
         assert (tmp_path / "reports" / "test" / f"4x4x8x16-float32{name}" / "best.cu").exists()
 
 
-def test_p2_an_interrupt_exits_130_and_keeps_what_was_finished(tmp_path: Path) -> None:
-    """SIGINT goes to the compilers too, as it does from a terminal."""
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=lambda ending: ending.name)
+def test_p2_an_interrupt_exits_130_and_keeps_what_was_finished(ending: signal.Signals, tmp_path: Path) -> None:
+    """SIGINT goes to the compilers too, as it does from a terminal; SIGTERM to the run alone, as `timeout` sends it."""
     process = tuner_process("--shape", "32,16,64,64", "--executor", "host", "--variants", "row_warp,row_thread", "--out",
                             str(tmp_path / "out"), store=tmp_path / "store")
     trials = tmp_path / "out" / "trials.jsonl"
@@ -316,7 +317,10 @@ def test_p2_an_interrupt_exits_130_and_keeps_what_was_finished(tmp_path: Path) -
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    if ending == signal.SIGINT:
+        os.killpg(process.pid, ending)
+    else:
+        process.send_signal(ending)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors and "interrupted; what was finished is being written" in errors

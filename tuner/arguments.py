@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -93,7 +94,12 @@ def run_recorded(parser: argparse.ArgumentParser, work: Callable[[argparse.Names
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """In the block, a process that is told to end (SIGTERM, as by `timeout`) ends as at Ctrl-C: what was finished is written."""
+    """In the block, a process that is told to end (SIGTERM, as by `timeout`) ends as at Ctrl-C: what was finished is written. Not
+    outside of the main thread, which alone gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
     def end(signal_number: int, frame: object) -> None:
         raise KeyboardInterrupt
 

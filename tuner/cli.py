@@ -21,7 +21,17 @@ from codegen.dtypes import ACCURACIES, DTYPES, OWN_CLASS
 from codegen.limits import TARGETS
 from codegen.problem import ALL_GRADIENTS, GRADIENTS, Shape
 from codegen.variants import VARIANTS
-from tuner.arguments import FAILED, INTERRUPTED, OK, Parser, exit_status, parse_folder, parse_gpus, parse_names
+from tuner.arguments import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    Parser,
+    exit_status,
+    parse_folder,
+    parse_gpus,
+    parse_names,
+    terminated_as_interrupted,
+)
 from tuner.choose import EXECUTORS, open_isolated
 from tuner.companions import choose_companion
 from tuner.console import results_console
@@ -203,7 +213,8 @@ def _run(request: Request, executor: Executor | Workers, out: Path | None, resum
             run.take_up(folder.taken)
             run.on_record, run.on_event = folder.add, bar.show
             try:
-                run.execute()
+                with terminated_as_interrupted():
+                    run.execute()
             except KeyboardInterrupt:
                 interrupted = True
             result = run.result()
