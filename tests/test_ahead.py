@@ -86,7 +86,9 @@ def test_a_compilation_that_is_ended_leaves_no_process_and_no_half_entry(tmp_pat
     environment = {**os.environ, "LNL_STORE": str(tmp_path)}
     many = [*ARGUMENTS, "--variants", "row_shared"]
     process = subprocess.Popen([sys.executable, "-m", "tuner", *many], cwd=ROOT, env=environment, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                               # as from a terminal, even where the tests run in the background and ignore the signal
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     while not (list(tmp_path.glob("??/*/key.json")) and compilers(tmp_path)):
         assert process.poll() is None
         time.sleep(0.02)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 
@@ -40,8 +38,7 @@ RAGGED_THIN = [shape for number, shape in enumerate(cases.RAGGED_COVERING) if (n
 """A third of the covering set, with every H, every O and every row count."""
 
 ROW_VARIANTS = [config for config in EACH if not is_emulated(config.variant)]
-RAGGED = [(shape, config) for shape, first in product(cases.RAGGED_COVERING, ROW_VARIANTS) if (config := fitted(first, shape))]
-RAGGED += [pair for name in VARIANTS if is_emulated(name) for pair in in_turn(RAGGED_THIN, name)]
+RAGGED = [pair for name in VARIANTS for pair in in_turn(RAGGED_THIN if is_emulated(name) else cases.RAGGED_COVERING, name)]
 
 
 @as_parameters(RAGGED)

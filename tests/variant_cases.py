@@ -197,7 +197,7 @@ def in_turn(shapes: Sequence[Shape], variant: str) -> list[tuple[Shape, Config]]
         return []  # of 16-bit data alone
     found: list[tuple[Shape, Config]] = []
     for number, shape in enumerate(shapes):
-        start = number % len(configs)
+        start = (number + number // len(configs)) % len(configs)  # or periods of shapes and configs would meet
         fits = (fitted(config, shape) for config in (*configs[start:], *configs[:start]))
         found += [(shape, config) for config in fits if config is not None][:1]
     return found
