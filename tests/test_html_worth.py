@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from codegen.space import parse_config
 from reports.build import build
 from tests.fake_gpu import FakeGpu, lost_at, stub_artifact
 from tests.html_page import Page
@@ -66,7 +67,7 @@ def test_the_ablation_stands_in_the_page_with_its_figures(tuned: Tuned) -> None:
     for one in found:
         if one.ratios:
             row = timed[one.parameter, str(one.value)]
-            winner = dict(part.split("=") for part in end["winner"].partition(":")[2].split(","))
+            winner = {name: str(value) for name, value in parse_config(end["winner"]).params}
             tied = [f"{name}={value}" for name, value in one.config.params
                     if name != one.parameter and str(value) != winner[name]]
             assert row[1].text == winner[one.parameter] and row[3].value == one.us

@@ -12,9 +12,10 @@ from tuner.executors.host import HostExecutor
 from tuner.store import Store
 from tuner.toolchain import REPORT, find_nvcc
 
-PTX = render_template("_ptx.cu.j2", async_copies=True, streaming=True, matrix_products=True, short_types=["bfloat16", "float16"])
-GROUPS = {arithmetic: render_template("_ptx.cu.j2", short_types=[], warpgroups=True, a_in_registers=True, elects=True,
-                                      clusters=True, columns=[24, 16], arithmetic=arithmetic)
+PTX = render_template("_ptx.cu.j2", overlapping=[], async_copies=True, streaming=True, matrix_products=True,
+                      short_types=["bfloat16", "float16"])
+GROUPS = {arithmetic: render_template("_ptx.cu.j2", overlapping=["calls"], short_types=[], warpgroups=True, a_in_registers=True,
+                                      elects=True, clusters=True, columns=[24, 16], arithmetic=arithmetic)
           for arithmetic in ("fp16x3", "bf16")}
 """What a Hopper GPU alone compiles, for products of either type."""
 
@@ -58,6 +59,8 @@ extern "C" __global__ void calls(const __grid_constant__ Params p) {
 CALLS_OF_GROUPS = """
 struct Params { const float* x; float* y; };
 extern "C" __global__ void calls(const __grid_constant__ Params p) {
+  let_next_launch_begin();
+  wait_for_launch_before();
   unsigned long long* barrier = reinterpret_cast<unsigned long long*>(dynamic_shared());
   init_barrier(barrier, 1);
   fence_barriers();
