@@ -136,7 +136,7 @@ class _Range:
         """The plan's steps; a fill of several tensors as several, each with its size."""
         sizes = {**outputs, **{buffer.name: buffer.size for buffer in self.plan.workspace}}
         steps: list[dict[str, Any]] = []
-        for before, step in zip((None, *self.plan.steps), self.plan.steps, strict=False):
+        for before, step in self.plan.pairs:
             if isinstance(step, Fill):
                 steps += [{"fill": name, "size": sizes[name]} for name in step.names]
             else:

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen import gemm_mma, gemm_plan, reduction
+from codegen import gemm_mma, gemm_plan, overlap, reduction
 from codegen.arithmetic import PLANES
 from codegen.dtypes import ITEMSIZE
 from codegen.gemm_tiles import Tiles, sizes_of
 from codegen.limits import Limits
 from codegen.plan import Plan
 from codegen.problem import Problem
-from codegen.variant import (
-    LAUNCHES,
-    Clash,
-    Params,
-    Variant,
-    cannot_overlap,
-    launched,
-    number,
-    round_up,
-    too_much_shared,
-)
+from codegen.variant import Clash, Params, Variant, number, round_up, too_much_shared
 
 _ARCH = "sm_90a"
 """The only architecture with wgmma and setmaxnreg ("Asynchronous Warpgroup Level Matrix Instructions" of the PTX ISA)."""
@@ -99,7 +89,7 @@ def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
 def _plan(problem: Problem, params: Params) -> Plan:
     tiles = _tiles(problem, params)
     plan = gemm_plan.plan_of(problem, params, tiles, "gemm_wgmma", tiles.threads + _COPIERS, _shared_bytes(problem, tiles))
-    return launched(plan, params)
+    return overlap.launched(plan, params)
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -318,7 +308,7 @@ VARIANT = Variant(
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS,
              "finish": ("second", "epilogue", "wide", "rounded"),
-             "group": (8, 4), "halved": _HALVED, "cluster": (1, 2), "launches": LAUNCHES},
+             "group": (8, 4), "halved": _HALVED, "cluster": (1, 2), "launches": overlap.LAUNCHES},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
               "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0, "cluster": 1,
               "launches": "apart"},
@@ -332,7 +322,7 @@ VARIANT = Variant(
              Clash(("split", "tile", "groups", "finish"), _wrong_finish), Clash(("split", "finish"), _wrong_ends),
              Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),
              Clash(("split", "finish", "halved"), _wrong_halves),
-             Clash(("split", "cluster"), _wrong_pairs), Clash(("launches",), cannot_overlap),
+             Clash(("split", "cluster"), _wrong_pairs), overlap.CLASH,
              Clash(("reduction", "parts"), gemm_mma.mismatched),
              Clash(("arithmetic", "split", "tile", "depth", "promote", "reduction", "parts", "finish", "halved"),
                    _too_much_workspace)),

@@ -74,9 +74,14 @@ class Plan:
     splits: Expr = ONE
 
     def __post_init__(self) -> None:
-        for before, step in zip((None, *self.steps), self.steps, strict=False):
+        for before, step in self.pairs:
             if isinstance(step, Launch) and step.overlaps and not isinstance(before, Launch):
                 raise ValueError(f"{step.kernel} overlaps with no launch: there is none right before it")
+
+    @property
+    def pairs(self) -> tuple[tuple[Step | None, Step], ...]:
+        """Each step with the one right before it; None before the first."""
+        return tuple(zip((None, *self.steps), self.steps, strict=False))
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -96,7 +101,7 @@ class Plan:
     def overlapped(self) -> Plan:
         """The same with every launch right behind a launch overlapping with that."""
         steps = [replace(step, overlaps=True) if isinstance(step, Launch) and isinstance(before, Launch) else step
-                 for before, step in zip((None, *self.steps), self.steps, strict=False)]
+                 for before, step in self.pairs]
         return replace(self, steps=tuple(steps))
 
     def workspace_bytes(self, rows: int, sms: int) -> int:

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen import reduction
+from codegen import overlap, reduction
 from codegen.expr import ONE, ROWS, Expr, ceil_div, minimum
 from codegen.limits import Limits
 from codegen.plan import Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import (
-    LAUNCHES,
-    Clash,
-    Params,
-    Variant,
-    cannot_overlap,
-    launched,
-    nothing_overlaps,
-    number,
-    round_up,
-    too_much_shared,
-)
+from codegen.variant import Clash, Params, Variant, number, round_up, too_much_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +60,7 @@ def _splits(params: Params) -> Expr:
 def _plan(problem: Problem, params: Params) -> Plan:
     splits = _splits(params)
     launch = Launch("row_shared", splits, number(params, "threads"), _Sizes.of(problem, params).shared_bytes)
-    return launched(reduction.with_reduction(problem, params, launch, (), splits), params)
+    return overlap.launched(reduction.with_reduction(problem, params, launch, (), splits), params)
 
 
 def _does_not_fit(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -104,7 +93,7 @@ def _inexact(problem: Problem, params: Params) -> str | None:
 
 
 def _wasteful(problem: Problem, params: Params) -> str | None:
-    return reduction.wasted(problem, params, _tile_rows(params)) or nothing_overlaps(problem, params, _plan)
+    return reduction.wasted(problem, params, _tile_rows(params)) or overlap.nothing_overlaps(problem, params, _plan)
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -120,10 +109,10 @@ VARIANT = Variant(
     summary="row_shared: tiles of rows and w staged in shared memory; blocks stay and sum the parameter gradients on chip.",
     choices={"threads": (64, 128, 256, 512), "lanes": (4, 8, 16, 32), "rows": (1, 2, 4, 8), "vector": (1, 2, 4),
              "tile": ("1x1", "2x2", "2x4", "4x4", "8x4", "8x8"), "grads": ("direct", "identity"), "splits": reduction.SPLITS,
-             "reduction": ("atomic", "two_pass", "single_block"), "launches": LAUNCHES},
+             "reduction": ("atomic", "two_pass", "single_block"), "launches": overlap.LAUNCHES},
     defaults={"threads": 256, "lanes": 8, "rows": 1, "vector": 1, "tile": "4x4", "grads": "direct", "splits": 64,
               "reduction": "two_pass", "launches": "apart"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("threads", "lanes", "rows", "vector", "tile", "grads"), _does_not_fit),
-             Clash(("splits", "reduction"), _mismatched), Clash(("launches",), cannot_overlap)),
+             Clash(("splits", "reduction"), _mismatched), overlap.CLASH),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen import reduction, tile_mma
+from codegen import overlap, reduction, tile_mma
 from codegen.arithmetic import PLANES
 from codegen.dtypes import ITEMSIZE
 from codegen.expr import Expr
@@ -12,18 +12,7 @@ from codegen.gemm_wgmma import wrong_gpu
 from codegen.limits import Limits
 from codegen.plan import Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import (
-    LAUNCHES,
-    Clash,
-    Params,
-    Variant,
-    cannot_overlap,
-    launched,
-    nothing_overlaps,
-    number,
-    round_up,
-    too_much_shared,
-)
+from codegen.variant import Clash, Params, Variant, number, round_up, too_much_shared
 
 _ROWS = 64
 """Rows of a tile: those of one product of a warpgroup."""
@@ -119,7 +108,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
     sizes, blocks = _Sizes.of(problem, params), _blocks(problem, params)
     launch = Launch("tile_wgmma", blocks, sizes.threads + _BRINGING, sizes.shared_bytes)
     plan = reduction.with_reduction(problem, tile_mma.split_params(_of_tile_mma(params)), launch, (), blocks)
-    return launched(plan, params)
+    return overlap.launched(plan, params)
 
 
 def _too_wide(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -160,7 +149,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return reduction.wasted(problem, tile_mma.split_params(_of_tile_mma(params)), _ROWS)
     if teams > 1 and -(-problem.rows // _ROWS) <= tile_mma.DETERMINISTIC_SMS * (teams - 1):
         return f"{problem.rows} rows have too few tiles of {_ROWS} for {teams} teams a block"
-    return nothing_overlaps(problem, params, _plan)
+    return overlap.nothing_overlaps(problem, params, _plan)
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -180,10 +169,10 @@ VARIANT = Variant(
     name="tile_wgmma",
     summary="tile_wgmma: as tile_mma, but warpgroups multiply, and one more brings the tiles.",
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "teams": (1, 2, 3), "stages": (2, 3, 4, 5, 6),
-             "prefetch": (1, 0, 2), "reduction": ("atomic", "two_pass", "single_block"), "launches": LAUNCHES},
+             "prefetch": (1, 0, 2), "reduction": ("atomic", "two_pass", "single_block"), "launches": overlap.LAUNCHES},
     defaults={"arithmetic": "fp16x3", "teams": 1, "stages": 2, "prefetch": 1, "reduction": "two_pass", "launches": "apart"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_gpu), Clash(("arithmetic",), tile_mma.wrong_arithmetic),
              Clash(("arithmetic",), _too_wide), Clash(("arithmetic", "teams", "stages"), _too_large),
-             Clash(("launches",), cannot_overlap)),
+             overlap.CLASH),
 )

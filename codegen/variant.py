@@ -79,30 +79,6 @@ def power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-LAUNCHES = ("apart", "overlapped")
-"""Choices of the parameter `launches`, of variants whose plans may have several: each waits until the one before has ended, or
-begins while that ends (Launch.overlaps)."""
-
-
-def launched(plan: Plan, params: Params) -> Plan:
-    """The plan, its launches as the parameter `launches` says."""
-    return plan.overlapped() if params["launches"] == "overlapped" else plan
-
-
-def cannot_overlap(problem: Problem, params: Params, limits: Limits) -> str | None:
-    """Why a GPU does not have these `launches`; None where it does. For a Clash of that parameter."""
-    if params["launches"] == "apart" or limits.overlaps_launches:
-        return None
-    return f"launches that overlap take a GPU of compute capability 9.0 or more, which {limits.name} is not"
-
-
-def nothing_overlaps(problem: Problem, params: Params, plan: Callable[[Problem, Params], Plan]) -> str | None:
-    """Why launches=overlapped is of no use to the plan of these values; None where it is, or is not asked for."""
-    if params["launches"] == "overlapped" and not plan(problem, params).overlapping:
-        return "launches=overlapped changes nothing in one launch"
-    return None
-
-
 def too_much_shared(needed: int, limits: Limits) -> str | None:
     """Why a block cannot have so many bytes of shared memory; None where it can."""
     if needed <= limits.shared_per_block:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from codegen import reduction
+from codegen import overlap, reduction
 from codegen.dtypes import ITEMSIZE
 from codegen.expr import ROWS, ceil_div, const, maximum, minimum
 from codegen.limits import Limits
 from codegen.plan import Buffer, Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import (
-    LAUNCHES,
-    Clash,
-    Params,
-    Variant,
-    cannot_overlap,
-    launched,
-    nothing_overlaps,
-    number,
-    round_up,
-    too_much_shared,
-)
+from codegen.variant import Params, Variant, number, round_up, too_much_shared
 
 _OTHER_REGISTERS = 56
 """Registers of a thread beside its vectors, at most: addresses, statistics, sums of dy; what nvcc 13.0 used for sm_90a."""
@@ -76,7 +65,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
     if problem.param_dtype != "float32" and "dw" in problem.wants:
         more_rows = minimum(1, maximum(0, ceil_div(ROWS, rows) + -1))
         workspace.append(Buffer("dw_sums", more_rows * (problem.out * problem.hidden)))
-    return launched(Plan(tuple(launches), tuple(workspace)), params)
+    return overlap.launched(Plan(tuple(launches), tuple(workspace)), params)
 
 
 def _refuses(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -110,7 +99,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"rows={rows} leaves more than half of the work without a row of {problem.rows}"
     if number(params, "outs") >= 2 * problem.out and number(params, "outs") > 8:
         return f"outs={params['outs']} is more than w has"
-    return nothing_overlaps(problem, params, _plan)
+    return overlap.nothing_overlaps(problem, params, _plan)
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -124,11 +113,11 @@ VARIANT = Variant(
     summary="weight_ahead: as weight_stream, but loads of w run ahead of all else, 16 bytes each, and one launch finishes.",
     choices={"threads": (128, 256, 512), "across": (32, 64, 128, 256, 512), "rows": (1, 2, 4, 8, 16),
              "outs": (8, 16, 32, 64, 128), "unroll": (4, 8, 16), "waiting": ("registers", "shared"),
-             "stores": ("plain", "streaming"), "reduction": ("two_pass",), "launches": LAUNCHES},
+             "stores": ("plain", "streaming"), "reduction": ("two_pass",), "launches": overlap.LAUNCHES},
     defaults={"threads": 256, "across": 64, "rows": 4, "outs": 32, "unroll": 4, "waiting": "registers", "stores": "plain",
               "reduction": "two_pass", "launches": "apart"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
-    clashes=(Clash(("launches",), cannot_overlap),),
+    clashes=(overlap.CLASH,),
     meanings={"ROWS": "rows of x a block takes at once", "ACROSS": "threads along a strip of columns",
               "FINISH_WARPS": "warps in a block of ahead_finish"},
 )

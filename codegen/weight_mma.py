@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen import reduction
+from codegen import overlap, reduction
 from codegen.arithmetic import FINEST_CLASS, PLANES
 from codegen.dtypes import CLASS_ERRORS
 from codegen.expr import ROWS, const
@@ -10,18 +10,7 @@ from codegen.gemm_mma import wrong_arithmetic
 from codegen.limits import Limits
 from codegen.plan import Buffer, Launch, Plan
 from codegen.problem import Problem
-from codegen.variant import (
-    LAUNCHES,
-    Clash,
-    Params,
-    Variant,
-    cannot_overlap,
-    launched,
-    nothing_overlaps,
-    number,
-    power_of_two,
-    too_much_shared,
-)
+from codegen.variant import Clash, Params, Variant, number, power_of_two, too_much_shared
 
 _WARP_COLUMNS = 32
 """Columns of w that a warp has, four neighbours a lane."""
@@ -104,7 +93,7 @@ def _plan(problem: Problem, params: Params) -> Plan:
     workspace += [Buffer(f"{name}_parts", const(parts * problem.hidden)) for name in vectors]
     workspace.append(Buffer("dn_parts", ROWS * (parts * problem.hidden * wants_dx)))
     workspace.append(Buffer("row_sums", ROWS * (2 * strips * parts * wants_dx)))
-    return launched(Plan(tuple(launches), tuple(workspace)), params)
+    return overlap.launched(Plan(tuple(launches), tuple(workspace)), params)
 
 
 def _wrong_warps(problem: Problem, params: Params, limits: Limits) -> str | None:
@@ -164,7 +153,7 @@ def _wasteful(problem: Problem, params: Params) -> str | None:
         return f"the {parts} parts of dn are more than w is; take more rows of w at once"
     if strips * parts < _PIECES // 2:
         return f"{strips * parts} pieces of w leave most SMs without one"
-    return nothing_overlaps(problem, params, _plan)
+    return overlap.nothing_overlaps(problem, params, _plan)
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -179,13 +168,13 @@ VARIANT = Variant(
     summary="weight_mma: as weight_stream, with tensor-core products: from 8 rows to some hundred.",
     choices={"arithmetic": ("fp16x3", "bf16x3", "fp16", "bf16"), "rows": (16, 32, 64), "outs": (64, 128, 256, 32),
              "columns": (64, 32, 128), "warp_outs": (32, 16, 64), "blocks": (1, 2, 3, 4, 6, 8),
-             "statistics": ("launch", "block"), "reduction": ("two_pass",), "launches": LAUNCHES},
+             "statistics": ("launch", "block"), "reduction": ("two_pass",), "launches": overlap.LAUNCHES},
     defaults={"arithmetic": "fp16x3", "rows": 32, "outs": 128, "columns": 64, "warp_outs": 32, "blocks": 1,
               "statistics": "launch", "reduction": "two_pass", "launches": "apart"},
     refuses=_refuses, inexact=_inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_arithmetic), Clash(("outs", "columns", "warp_outs", "blocks"), _wrong_warps),
              Clash(("arithmetic", "rows", "outs", "columns", "warp_outs", "blocks", "statistics"), _too_large),
-             Clash(("launches",), cannot_overlap)),
+             overlap.CLASH),
     meanings={"COLUMNS": "columns of w a block takes", "WARP_OUTS": "rows of w a warp takes",
               "FINISH_WARPS": "warps that share out the parts of a sum in weight_finish"},
 )

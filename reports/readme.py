@@ -216,7 +216,7 @@ def _variants(root: Path, folder: str, which: str) -> str:
     lines += [f"| `{name}` | {variant.summary.removeprefix(f'{name}: ')} |" for name, variant in VARIANTS.items()]
     untried = []
     if names := [f"`{name}`" for name in VARIANTS if name in UNTRIED]:
-        untried.append(f"{_listed(names)}, which take part where `--variants` names them alone")
+        untried.append(f"{_listed(names)}, which take part only where `--variants` names them")
     owners: dict[str, list[str]] = {}
     for (name, parameter), values in UNTRIED_VALUES.items():
         for value in values:

@@ -26,10 +26,6 @@ _ROW_COPY = 14.0
 """Cycles from one copy of a row of dy to the next, in split=fragments: 1850 a stage of 128 and 64 rows in turn,
 in bfloat16, with what else there is."""
 
-_SHARED_READS = {1: 1.0, 2: 0.5}
-"""By blocks of a cluster, how much of what a block gets of b is read from L2 for it: a copy with .multicast::cluster brings what
-it reads once to all blocks of its mask (PTX ISA, "cp.async.bulk"). Not timed yet."""
-
 _WAITING = 1.5
 """How much longer products last that wait for fragments: 3450 cycles a stage at 1,262144,128,512,
 with what else there is, against 1920."""
@@ -78,7 +74,8 @@ def _wgmma(setting: Setting) -> Work:
         matrix_cycles = max(rows * _ROW_COPY, matrix_cycles * (_WAITING if promoted else 1.0))
     plane_bytes = 2.0 * PLANES[arithmetic] * block_k
     step_bytes = plane_bytes * (block_m + block_n)
-    read_bytes = plane_bytes * (block_m + block_n * _SHARED_READS[cluster])
+    # A copy with .multicast::cluster reads once what it brings to all blocks of a cluster (PTX ISA, "cp.async.bulk"). Not timed.
+    read_bytes = plane_bytes * (block_m + block_n / cluster)
     atomics = float(setting.parameter_elements * setting.splits) if setting.reduction == "atomic" else 0.0
     return Work(
         chain=3 * L2 + of_block * (matrix_cycles + alone) + tiles_of_block * (ending / 4 + 2 * L2) + for_w,

@@ -1,0 +1,36 @@
+"""The parameter `launches` of variants whose plans may have several: each waits until the one before has ended, or begins while
+that ends (Launch.overlaps). The rules and plans that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.limits import Limits
+from codegen.plan import Plan
+from codegen.problem import Problem
+from codegen.variant import Clash, Params
+
+LAUNCHES = ("apart", "overlapped")
+"""Its choices."""
+
+
+def launched(plan: Plan, params: Params) -> Plan:
+    """The plan, its launches as the parameter says."""
+    return plan.overlapped() if params["launches"] == "overlapped" else plan
+
+
+def _cannot_overlap(problem: Problem, params: Params, limits: Limits) -> str | None:
+    if params["launches"] == "apart" or limits.overlaps_launches:
+        return None
+    return f"launches that overlap take a GPU of compute capability 9.0 or more, which {limits.name} is not"
+
+
+CLASH = Clash(("launches",), _cannot_overlap)
+"""Which GPUs have it."""
+
+
+def nothing_overlaps(problem: Problem, params: Params, plan: Callable[[Problem, Params], Plan]) -> str | None:
+    """Why launches=overlapped is of no use to the plan of these values; None where it is, or is not asked for."""
+    if params["launches"] == "overlapped" and not plan(problem, params).overlapping:
+        return "launches=overlapped changes nothing in one launch"
+    return None
