@@ -11,7 +11,7 @@ Value = int | str
 
 UNSAID: Mapping[tuple[str, str], Value] = {
     ("gemm_wgmma", "cluster"): 1,
-    **{(variant, "launches"): "apart" for variant in ("row_shared", "weight_ahead", "weight_mma", "gemm_wgmma", "tile_wgmma")}}
+    **{(variant, "launches"): "apart" for variant in ("row_shared", "weight_ahead", "weight_mma", "tile_wgmma")}}
 """By variant and parameter, a value that texts of configs leave out: what all kernels of the variant had before there was the
 parameter. So the texts of before still name the same kernels, and those say the same of themselves."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen import gemm_mma, gemm_plan, overlap, reduction
+from codegen import gemm_mma, gemm_plan, reduction
 from codegen.arithmetic import PLANES
 from codegen.dtypes import ITEMSIZE
 from codegen.gemm_tiles import Tiles, sizes_of
@@ -88,8 +88,7 @@ def _shared_bytes(problem: Problem, tiles: Tiles) -> int:
 
 def _plan(problem: Problem, params: Params) -> Plan:
     tiles = _tiles(problem, params)
-    plan = gemm_plan.plan_of(problem, params, tiles, "gemm_wgmma", tiles.threads + _COPIERS, _shared_bytes(problem, tiles))
-    return overlap.launched(plan, params)
+    return gemm_plan.plan_of(problem, params, tiles, "gemm_wgmma", tiles.threads + _COPIERS, _shared_bytes(problem, tiles))
 
 
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
@@ -308,10 +307,9 @@ VARIANT = Variant(
              "depth": (64, 32, 128), "promote": (64, 128, 256, 0), "stages": (3, 2, 4, 5, 6),
              "reduction": ("two_pass", "atomic", "direct"), "parts": gemm_plan.PARTS,
              "finish": ("second", "epilogue", "wide", "rounded"),
-             "group": (8, 4), "halved": _HALVED, "cluster": (1, 2), "launches": overlap.LAUNCHES},
+             "group": (8, 4), "halved": _HALVED, "cluster": (1, 2)},
     defaults={"arithmetic": "fp16x3", "split": "first", "tile": "128x128", "groups": 2, "depth": 64, "promote": 64, "stages": 3,
-              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0, "cluster": 1,
-              "launches": "apart"},
+              "reduction": "two_pass", "parts": 2, "finish": "second", "group": 8, "halved": 0, "cluster": 1},
     refuses=_refuses, inexact=gemm_mma.inexact, wasteful=_wasteful, constants=_constants, plan=_plan,
     clashes=(Clash(("arithmetic",), wrong_gpu), Clash(("arithmetic",), gemm_mma.wrong_arithmetic),
              Clash(("tile", "groups"), _wrong_tile), Clash(("tile", "finish"), gemm_mma.beyond_tile),
@@ -322,7 +320,7 @@ VARIANT = Variant(
              Clash(("split", "tile", "groups", "finish"), _wrong_finish), Clash(("split", "finish"), _wrong_ends),
              Clash(("arithmetic", "split", "tile", "groups", "depth", "promote", "stages"), _too_large),
              Clash(("split", "finish", "halved"), _wrong_halves),
-             Clash(("split", "cluster"), _wrong_pairs), overlap.CLASH,
+             Clash(("split", "cluster"), _wrong_pairs),
              Clash(("reduction", "parts"), gemm_mma.mismatched),
              Clash(("arithmetic", "split", "tile", "depth", "promote", "reduction", "parts", "finish", "halved"),
                    _too_much_workspace)),

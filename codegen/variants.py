@@ -30,12 +30,10 @@ VARIANTS: Mapping[str, Variant] = {
         tile_cluster.VARIANT)
 }
 
-UNTRIED: frozenset[str] = frozenset({"weight_ahead", "weight_mma", "tile_cluster"})
+UNTRIED: frozenset[str] = frozenset()
 """Variants that have not run on a GPU yet. They are validated as all others are, but take part only where they are named."""
 
-UNTRIED_VALUES: Mapping[tuple[str, str], tuple[Value, ...]] = {
-    ("gemm_wgmma", "cluster"): (2,),
-    **{(name, "launches"): ("overlapped",) for name, variant in VARIANTS.items() if "launches" in variant.choices}}
+UNTRIED_VALUES: Mapping[tuple[str, str], tuple[Value, ...]] = {}
 """By variant and parameter, values that have not run on a GPU yet. They are validated as all others are, but take part in no
 search: only a config that is given whole can have them."""
 

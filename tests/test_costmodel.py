@@ -15,6 +15,7 @@ from codegen.expr import const
 from codegen.limits import TARGETS, target
 from codegen.plan import Launch, Plan
 from codegen.problem import GRADIENTS, Problem, Shape
+from codegen.render import render
 from codegen.space import make_config, parse_config, valid_configs
 from codegen.variants import VARIANTS, default_names
 from tests import big_space
@@ -117,7 +118,8 @@ def test_no_prediction_is_below_what_would_be_believed(shape: str, arch: str) ->
     for config in list(ranked(shape))[::29]:
         prediction = predict(at, config, limits)
         assert prediction.time_us >= plausible_us(at, limits)
-        assert all(step.time_us >= limits.launch_us for step in prediction.steps)
+        begun = [step for step in render(at, config).plan.steps if not isinstance(step, Launch) or not step.overlaps]
+        assert sum(step.time_us >= limits.launch_us for step in prediction.steps) >= len(begun)
 
 
 @pytest.mark.parametrize(("threads", "registers", "shared", "blocks"), [

@@ -9,7 +9,6 @@ from codegen.limits import TARGETS, target
 from codegen.problem import ALL_GRADIENTS, Problem
 from codegen.render import render
 from codegen.space import make_config, valid_configs, why_not, why_refused
-from codegen.variants import UNTRIED, default_names
 from tests.variant_cases import LIMITS, compiled
 from tuner.compare import bound_fault
 from tuner.executors.host import HostExecutor
@@ -24,10 +23,6 @@ BF16 = "bfloat16"
 
 def config(**values: int | str) -> Config:
     return make_config(NAME, values)
-
-
-def test_it_takes_part_where_it_is_named() -> None:
-    assert NAME in UNTRIED and NAME not in default_names()
 
 
 @pytest.mark.parametrize("arch", TARGETS)

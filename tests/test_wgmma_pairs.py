@@ -1,4 +1,4 @@
-"""gemm_wgmma with cluster=2: pairs of blocks that share the copies of an operand, and a value that no search takes."""
+"""gemm_wgmma with cluster=2: pairs of blocks that share the copies of an operand."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
+from codegen import variants
 from codegen.config import Config
 from codegen.problem import ALL_GRADIENTS, Problem
 from codegen.render import render
-from codegen.space import make_config, parse_config, valid_configs, variant_of, why_not, why_refused
-from codegen.variants import UNTRIED_VALUES, VARIANTS, tried
+from codegen.space import make_config, parse_config, valid_configs, why_not, why_refused
 from tests.variant_cases import LIMITS, accuracy_of, assert_right, compiled
 from tuner.compare import bound_fault
 from tuner.costmodel import predict
@@ -111,10 +111,9 @@ def test_texts_name_pairs_alone() -> None:
     assert "CLUSTER" not in render(GPT2, parse_config(before)).text
 
 
-def test_no_search_takes_what_no_gpu_has_run() -> None:
-    for (name, parameter), values in UNTRIED_VALUES.items():
-        assert set(values) < set(VARIANTS[name].choices[parameter]) and VARIANTS[name].defaults[parameter] not in values
-        assert not set(values) & set(tried(variant_of(name)).choices[parameter])
+def test_no_search_takes_what_no_gpu_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {chosen["cluster"] for chosen in valid_configs(GPT2, LIMITS, [NAME])} == {1, 2}
+    monkeypatch.setattr(variants, "UNTRIED_VALUES", {(NAME, "cluster"): (2,)})
     configs = valid_configs(GPT2, LIMITS, [NAME])
     assert configs and {chosen["cluster"] for chosen in configs} == {1}
     assert best_predicted(GPT2, LIMITS).as_dict().get("cluster", 1) == 1
