@@ -1,8 +1,7 @@
-"""Commands around tuning runs: kernels compiled ahead without a GPU, and winners of several runs timed together."""
+"""Kernels compiled ahead of a tuning run, without a GPU."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -20,22 +19,14 @@ from codegen.config import Config
 from codegen.limits import target
 from codegen.problem import Problem, Shape
 from codegen.render import render
-from tests import planted_worker
-from tests.fake_gpu import rugged, stub_artifact
-from tests.planted_worker import SEEN
-from tuner import cli, retime_cli
+from tuner import cli
 from tuner.arguments import FAILED, INTERRUPTED, OK, USAGE
 from tuner.candidates import survey
 from tuner.errors import ToolchainError
 from tuner.guess import rank
 from tuner.prebuild import AHEAD, Builders, Built, built
-from tuner.publish import Folder
 from tuner.store import Store
 from tuner.toolchain import Nvcc, find_nvcc
-from tuner.tuning import Request, TuningRun
-from tuner.workers import judge as workers_judge
-from tuner.workers.messages import Place
-from tuner.workers.pool import Workers
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE, VARIANT = "4,4,8,16", "row_thread"
@@ -153,57 +144,3 @@ def test_a_pool_that_broke_since_takes_nothing_and_that_is_a_sentence() -> None:
 
     with pytest.raises(ToolchainError, match="ended from outside"):
         list(built(Broken(), RANKED[:AHEAD + 1], 0.05))
-
-
-# --- retime ------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
-    """Workers on a GPU with made-up times."""
-    monkeypatch.setenv(SEEN, str(tmp_path / "seen"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(workers_judge, "builder", lambda workers: lambda source: None)
-    workers = Workers(Place("cuda", "sm_90", tmp_path), module=planted_worker.__name__)
-    monkeypatch.setattr(retime_cli, "open_isolated", lambda name: workers)
-    return workers
-
-
-def tuned(folder: Path, workers: Workers, config: Config, shape: str = SHAPE) -> Path:
-    """A run's folder whose winner is that config."""
-    run = TuningRun(Request(Shape.parse(shape), variants=(VARIANT,), trials=1), workers)
-    with Folder(folder, run.info) as written:
-        run.execute()
-        written.finish(run.result(), False, lambda *_: None)
-    values = json.loads((folder / "best.json").read_text())
-    values["winner"]["config"] = str(config)
-    (folder / "best.json").write_text(json.dumps(values))
-    return folder
-
-
-def test_winners_are_timed_in_turns_each_config_once_a_round(tmp_path: Path, gpu: Workers, capsys: pytest.CaptureFixture[str],
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.publish.write_artifact", stub_artifact)
-    slow, fast = sorted(RANKED[:2], key=rugged, reverse=True)
-    folders = [tuned(tmp_path / name, gpu, config) for name, config in (("a", slow), ("b", fast), ("c", slow))]
-    capsys.readouterr()
-    (tmp_path / "seen").unlink()
-    assert cli.main(["retime", *map(str, folders), "--rounds", "3"]) == OK
-    said = capsys.readouterr().out.splitlines()
-    lines = [line for line in said if " us (" in line]
-    assert len(lines) == 2 and str(fast) in lines[0] and "+0.0%" in lines[0]
-    assert str(slow) in lines[1] and f"{folders[0]}, {folders[2]}" in lines[1]
-    assert f"{rugged(slow) / rugged(fast) - 1:.1%} more" in said[-1]
-    order = [line.partition(" ")[2] for line in (tmp_path / "seen").read_text().splitlines()]
-    assert order == [str(config) for turn in ((slow, fast), (fast, slow), (slow, fast)) for config in turn for _ in range(2)]
-
-
-def test_runs_of_different_problems_are_not_compared(tmp_path: Path, gpu: Workers, capsys: pytest.CaptureFixture[str],
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.publish.write_artifact", stub_artifact)
-    first = tuned(tmp_path / "a", gpu, RANKED[0])
-    second = tuned(tmp_path / "b", gpu, RANKED[0], "4,8,8,16")
-    assert cli.main(["retime", str(first), str(second)]) == USAGE
-    assert "another shape" in capsys.readouterr().err
-    assert cli.main(["retime", str(tmp_path / "nothing")]) == USAGE
-    assert "no best.json" in capsys.readouterr().err

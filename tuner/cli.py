@@ -78,6 +78,10 @@ def main(arguments: Sequence[str] | None = None, began: float | None = None) -> 
         from tuner import compile_cli
 
         return compile_cli.main(given[1:])
+    if given[:1] == ["race"]:
+        from tuner import race_cli as race
+
+        return race.main(given[1:])
     if given[:1] == ["record"]:
         from tuner.replay import record_cli as record
 
@@ -109,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tuner", description="Finds the fastest valid CUDA kernel for the backward pass of y = Linear(LayerNorm(x)).",
         epilog="tuner bench [--help]: compares tuned kernels with what else there is, side by side on the GPU. "
                "tuner compile [--help]: compiles kernels ahead, without a GPU. "
+               "tuner race [--help]: validates kernels you name and times them in turns. "
                "tuner record [--help]: times a whole space into a file. "
                "tuner retime [--help]: times the winners of several runs in turns. "
                "tuner --replay FILE [--help]: a run on a recorded space. "

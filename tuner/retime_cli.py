@@ -6,26 +6,21 @@ Times of different runs are not to be compared closely: the GPU was warmer, or a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from codegen.config import Config
 from codegen.problem import Problem, Shape
-from codegen.render import render
 from codegen.space import why_not
 from tuner.arguments import FAILED, OK, Parser, exit_status
 from tuner.choose import open_isolated
-from tuner.costmodel import plausible_us
 from tuner.errors import InputError
-from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Judge
 from tuner.known import Known, read_best
 from tuner.publish import BEST_JSON
 from tuner.records import RunInfo
 from tuner.timing import finals
-from tuner.timing.finals import Entrant, Finals
-from tuner.timing.health import open_watch
-from tuner.workers.pool import Workers
+from tuner.turns import in_turns, table
 
 _SAME = ("shape", "dtype", "param_dtype", "accuracy", "wants", "deterministic", "regime")
 """Fields of RunInfo that runs must agree in."""
@@ -59,8 +54,16 @@ def _retime(options: argparse.Namespace) -> int:
         for path, other in known.items():
             if (reason := why_not(problem, other.winner.config, workers.limits)) is not None:
                 raise InputError(f"the winner in {path} is no candidate any more ({reason}); tune again")
-        found = _in_turns(workers, info, problem, [other.winner.config for other in known.values()], options.rounds)
-    _show(found, known, problem)
+        judge = workers.judge(problem, eps=info.eps, seed=info.seed, regime=info.regime)
+        winners = [other.winner.config for other in known.values()]
+        for config in dict.fromkeys(winners):
+            judge.compile(config)
+        found = in_turns(workers, judge, problem, winners, info.regime, options.rounds)
+
+    def runs(config: Config) -> str:
+        return ", ".join(str(path) for path, other in known.items() if other.winner.config == config)
+
+    print("\n".join(table(found, problem, runs)))
     return OK if all(finalist.times for finalist in found.finalists) else FAILED
 
 
@@ -75,36 +78,3 @@ def _read(path: Path) -> Known:
 def _problem(info: RunInfo) -> Problem:
     return Problem.of(Shape.parse(info.shape), dtype=info.dtype, wants=info.wants.split(","), deterministic=info.deterministic,
                       param_dtype=info.param_dtype, accuracy=info.accuracy)
-
-
-def _in_turns(workers: Workers, info: RunInfo, problem: Problem, configs: Sequence[Config], rounds: int) -> Finals:
-    judge: Judge = workers.judge(problem, eps=info.eps, seed=info.seed, regime=info.regime)
-    entrants = [Entrant.of(config, render(problem, config).plan, problem.rows, workers.limits.sms)
-                for config in dict.fromkeys(configs)]
-    for entrant in entrants:
-        judge.compile(entrant.config)
-    return finals.run(
-        lambda config, regime: judge.time(config, regime, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=info.regime,
-        rounds=rounds, least_us=plausible_us(problem, workers.limits), watch=open_watch(workers.bus_id),
-        get_ready=judge.get_ready,
-        on_round=lambda done, total: print(f"round {done + 1} of {total}", flush=True))
-
-
-def _show(found: Finals, known: Mapping[Path, Known], problem: Problem) -> None:
-    timed = [finalist for finalist in found.finalists if finalist.times]
-    fastest = timed[0].times[found.regime].median if timed else 0.0
-    print(f"{problem.rows} rows of {problem.hidden} and {problem.out} values, {problem.dtype}, {found.regime}, "
-          f"{found.rounds} rounds:")
-    for finalist in found.finalists:
-        names = ", ".join(str(path) for path, other in known.items() if other.winner.config == finalist.config)
-        if not finalist.times:
-            print(f"  not timed ({finalist.reason}): {finalist.config} ({names})")
-            continue
-        times = finalist.times[found.regime]
-        print(f"  {times.median:.4g} us ({times.low:.4g} to {times.high:.4g}), {times.median / fastest - 1:+.1%}: "
-              f"{finalist.config} ({names})")
-    for said in found.said:
-        print(f"  {said}")
-    if timed:
-        slowest = timed[-1].times[found.regime].median
-        print(f"the slowest of {len(timed)} different winners takes {slowest / fastest - 1:.1%} more than the fastest")

@@ -1,0 +1,56 @@
+"""Kernels timed in turns on one GPU: what is changing meanwhile, its temperature and clock, changes for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from codegen.config import Config
+from codegen.problem import Problem
+from codegen.render import render
+from tuner.costmodel import plausible_us
+from tuner.evaluate import FINAL_SAMPLES, FINAL_SECONDS, Judge
+from tuner.timing import finals
+from tuner.timing.finals import Entrant, Finals
+from tuner.timing.health import open_watch
+from tuner.timing.regimes import Regime
+from tuner.workers.pool import Workers
+
+
+def in_turns(workers: Workers, judge: Judge, problem: Problem, configs: Sequence[Config], regime: Regime, rounds: int) -> Finals:
+    """The finals of configs that compiled before, each once; rounds are announced on the console.
+
+    Raises:
+        DeviceLost: the GPU was lost.
+    """
+    entrants = [Entrant.of(config, render(problem, config).plan, problem.rows, workers.limits.sms)
+                for config in dict.fromkeys(configs)]
+    return finals.run(
+        lambda config, regime: judge.time(config, regime, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=regime,
+        rounds=rounds, least_us=plausible_us(problem, workers.limits), watch=open_watch(workers.bus_id),
+        get_ready=judge.get_ready,
+        on_round=lambda done, total: print(f"round {done + 1} of {total}", flush=True))
+
+
+def table(found: Finals, problem: Problem, note: Callable[[Config], str]) -> list[str]:
+    """Lines for the console: every kernel, the fastest first, then what there is to say.
+
+    Args:
+        note: what stands in brackets behind a config; nothing: no brackets.
+    """
+    timed = [finalist for finalist in found.finalists if finalist.times]
+    fastest = timed[0].times[found.regime].median if timed else 0.0
+    lines = [f"{problem.rows} rows of {problem.hidden} and {problem.out} values, {problem.dtype}, {found.regime}, "
+             f"{found.rounds} rounds:"]
+    for finalist in found.finalists:
+        behind = f" ({said})" if (said := note(finalist.config)) else ""
+        if finalist.times:
+            times = finalist.times[found.regime]
+            lines.append(f"  {times.median:.4g} us ({times.low:.4g} to {times.high:.4g}), {times.median / fastest - 1:+.1%}: "
+                         f"{finalist.config}{behind}")
+        else:
+            lines.append(f"  not timed ({finalist.reason}): {finalist.config}{behind}")
+    lines += [f"  {said}" for said in found.said]
+    if timed:
+        slowest = timed[-1].times[found.regime].median
+        lines.append(f"the slowest of {len(timed)} different kernels takes {slowest / fastest - 1:.1%} more than the fastest")
+    return lines
