@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.variant_cases import EVERY
+from tests.sanitized_run import CASES
 from tuner.gate.sanitizer import TOOLS, find_sanitizer
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("variant", sorted({config.variant for config in EVERY}))
+@pytest.mark.parametrize("variant", sorted({case[0].variant for case in CASES}))
 @pytest.mark.parametrize("tool, shapes", [("memcheck", ""), ("racecheck", ""), ("initcheck", ""), ("initcheck", "odd"),
                                           ("synccheck", "")])
 def test_compute_sanitizer_finds_nothing(tool: str, shapes: str, variant: str) -> None:
@@ -27,5 +27,5 @@ def test_compute_sanitizer_finds_nothing(tool: str, shapes: str, variant: str) -
                           capture_output=True, text=True, timeout=500)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-3000:]
-    assert f"{sum(config.variant == variant for config in EVERY)} runs" in output
+    assert f"{sum(case[0].variant == variant for case in CASES)} runs" in output
     assert "ERROR SUMMARY: 0 errors" in output or "RACECHECK SUMMARY: 0 hazards" in output, output[-3000:]

@@ -16,6 +16,7 @@ from tests.planted_worker import PLANTS, SEEN
 from tuner import cli, race_cli, retime_cli
 from tuner.arguments import FAILED, OK, USAGE
 from tuner.candidates import survey
+from tuner.errors import ToolchainError
 from tuner.guess import rank
 from tuner.publish import Folder
 from tuner.tuning import Request, TuningRun
@@ -97,7 +98,7 @@ def test_kernels_that_somebody_names_are_validated_and_timed(tmp_path: Path, gpu
 
 @pytest.fixture
 def crashing(monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A config whose kernel ends its process. Asked for before the GPU, whose processes inherit it."""
+    """A config whose kernel ends its process. A test must ask for it before `gpu`, whose processes inherit it."""
     monkeypatch.setenv(PLANTS, json.dumps({str(RANKED[0]): "segfaults"}))
     return RANKED[0]
 
@@ -114,14 +115,34 @@ def test_one_that_fails_costs_the_others_nothing(crashing: Config, gpu: Workers,
 
 @pytest.mark.parametrize(("arguments", "says"), [
     (("row_thread:threads=7",), "threads=7 is no choice"), (("nothing.txt",), "there is no variant 'nothing.txt'"),
-    (("row_thread", "--rounds", "0"), "one round at least"), (("row_thread", "--wants", "dy"), "dy")])
+    (("row_thread", "--rounds", "0"), "one round at least"), (("row_thread", "--wants", "dy"), "'dy'"),
+    (("x" * 300,), "there is no variant"), ((".",), "cannot be read (Is a directory)")])
 def test_a_race_that_makes_no_sense(arguments: tuple[str, ...], says: str, gpu: Workers,
                                     capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["race", "--shape", SHAPE, *arguments]) == USAGE
     assert says in capsys.readouterr().err
 
 
-def test_a_file_without_configs(tmp_path: Path, gpu: Workers, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").write_text("# none yet\n")
-    assert cli.main(["race", "--shape", SHAPE, str(tmp_path / "empty")]) == USAGE
-    assert "names no config" in capsys.readouterr().err
+@pytest.mark.parametrize(("content", "says"), [
+    (b"# none yet\n", "names no config"), (b"\x89PNG\xff", "is no text"),
+    (f"{RANKED[0]}\nrow_thread:threads=7".encode(), "line 2: threads=7 is no choice")])
+def test_a_file_that_is_no_list_of_configs(content: bytes, says: str, tmp_path: Path, gpu: Workers,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert cli.main(["race", "--shape", SHAPE, str(tmp_path / "file")]) == USAGE
+    assert f"{tmp_path / 'file'}" in (said := capsys.readouterr().err) and says in said
+
+
+def test_without_a_gpu_there_is_no_race(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> Workers:
+        raise ToolchainError("there is no GPU")
+
+    monkeypatch.setattr(race_cli, "open_isolated", none)
+    assert cli.main(["race", "--shape", SHAPE, "row_thread"]) == FAILED
+    assert capsys.readouterr().err == "race: there is no GPU\n"
+
+
+def test_one_kernel_is_compared_with_none(gpu: Workers, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["race", "--shape", SHAPE, str(RANKED[0]), "--rounds", "1"]) == OK
+    said = capsys.readouterr().out
+    assert "1 round:" in said and ", cold " in said and "the slowest" not in said

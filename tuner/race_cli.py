@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from codegen.config import Config
+from codegen.errors import InvalidConfig
 from codegen.problem import Problem
 from codegen.space import parse_config, why_unfit
 from tuner.arguments import FAILED, OK, Parser, run_recorded
@@ -56,12 +57,10 @@ def _race(options: argparse.Namespace, command: str) -> int:
         judge = workers.judge(problem, regime=options.regime)
         records = _judged(workers, judge, problem, configs)
         right = [record.config for record in records if record.status is Status.OK]
-        if right:
-            found = in_turns(workers, judge, problem, right, options.regime, options.rounds)
-            print("\n".join(table(found, problem, _errors(records).__getitem__)))
-    for record in records:
-        if record.status is not Status.OK:
-            print(f"{record.status.value}: {record.config} ({record.reason})")
+        if not right:
+            return FAILED
+        found = in_turns(workers, judge, problem, right, options.regime, options.rounds)
+    print("\n".join(table(found, problem, _errors(records).__getitem__)))
     return OK if len(right) == len(configs) and all(finalist.times for finalist in found.finalists) else FAILED
 
 
@@ -76,26 +75,49 @@ def _configs(text: str) -> list[Config]:
 
     Raises:
         InvalidConfig: it is neither a config nor a file of them.
-        InputError: it is a file that cannot be read, or has none.
+        InputError: it is a file that cannot be read, has a line that is no config, or none that is.
     """
-    if not (path := Path(text)).is_file():
+    path = Path(text)
+    try:
+        if not path.exists():
+            return [parse_config(text)]
+    except OSError:  # too long for a name, say
         return [parse_config(text)]
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
         raise InputError(f"{path} cannot be read ({why(error)})") from error
-    found = [parse_config(config) for line in lines if (config := line.partition("#")[0].strip())]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no text; name a file with one config a line") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if config := line.partition("#")[0].strip():
+            try:
+                found.append(parse_config(config))
+            except InvalidConfig as error:
+                raise InputError(f"{path}, line {number}: {error}") from error
     if not found:
         raise InputError(f"{path} names no config; it has one a line, such as row_warp:warps=4,vector=2")
     return found
 
 
 def _judged(workers: Workers, judge: Judge, problem: Problem, configs: Sequence[Config]) -> list[Record]:
-    """A record for each config; they are compiled side by side, and each is validated whatever the others take."""
+    """A record for each config; they are compiled side by side, and each is validated whatever the others take. What fails is
+    said at once."""
     unfit = {config: reason for config in configs if (reason := why_unfit(problem, config, workers.limits)) is not None}
+    fit = [config for config in configs if config not in unfit]
     records = [Record(config, Status.NOT_RUN, reason) for config, reason in unfit.items()]
+    for record in records:
+        _say(record)
     with ThreadPoolExecutor(cores()) as pool:
-        for compiled in pool.map(judge.compile, [config for config in configs if config not in unfit]):
+        for number, compiled in enumerate(pool.map(judge.compile, fit), 1):
             judge.best_us = math.inf
             records.append(judge.judge(compiled))
+            if records[-1].status is not Status.OK:
+                _say(records[-1])
+            print(f"validated {number} of {len(fit)}", flush=True)
     return records
+
+
+def _say(record: Record) -> None:
+    print(f"{record.status.value}: {record.config} ({record.reason})", flush=True)

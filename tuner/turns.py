@@ -17,7 +17,8 @@ from tuner.workers.pool import Workers
 
 
 def in_turns(workers: Workers, judge: Judge, problem: Problem, configs: Sequence[Config], regime: Regime, rounds: int) -> Finals:
-    """The finals of configs that compiled before, each once; rounds are announced on the console.
+    """The finals of configs that compiled before, each entered once however often it is there; rounds are announced on the
+    console.
 
     Raises:
         DeviceLost: the GPU was lost.
@@ -25,7 +26,7 @@ def in_turns(workers: Workers, judge: Judge, problem: Problem, configs: Sequence
     entrants = [Entrant.of(config, render(problem, config).plan, problem.rows, workers.limits.sms)
                 for config in dict.fromkeys(configs)]
     return finals.run(
-        lambda config, regime: judge.time(config, regime, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=regime,
+        lambda config, which: judge.time(config, which, FINAL_SAMPLES, FINAL_SECONDS), entrants, regime=regime,
         rounds=rounds, least_us=plausible_us(problem, workers.limits), watch=open_watch(workers.bus_id),
         get_ready=judge.get_ready,
         on_round=lambda done, total: print(f"round {done + 1} of {total}", flush=True))
@@ -40,17 +41,18 @@ def table(found: Finals, problem: Problem, note: Callable[[Config], str]) -> lis
     timed = [finalist for finalist in found.finalists if finalist.times]
     fastest = timed[0].times[found.regime].median if timed else 0.0
     lines = [f"{problem.rows} rows of {problem.hidden} and {problem.out} values, {problem.dtype}, {found.regime}, "
-             f"{found.rounds} rounds:"]
+             f"{found.rounds} round{'' if found.rounds == 1 else 's'}:"]
     for finalist in found.finalists:
         behind = f" ({said})" if (said := note(finalist.config)) else ""
         if finalist.times:
             times = finalist.times[found.regime]
-            lines.append(f"  {times.median:.4g} us ({times.low:.4g} to {times.high:.4g}), {times.median / fastest - 1:+.1%}: "
-                         f"{finalist.config}{behind}")
+            others = (f", {regime} {other.median:.4g} us" for regime, other in finalist.times.items() if other is not times)
+            lines.append(f"  {times.median:.4g} us ({times.low:.4g} to {times.high:.4g}), {times.median / fastest - 1:+.1%}"
+                         f"{''.join(others)}: {finalist.config}{behind}")
         else:
             lines.append(f"  not timed ({finalist.reason}): {finalist.config}{behind}")
     lines += [f"  {said}" for said in found.said]
-    if timed:
+    if len(timed) > 1:
         slowest = timed[-1].times[found.regime].median
         lines.append(f"the slowest of {len(timed)} different kernels takes {slowest / fastest - 1:.1%} more than the fastest")
     return lines
