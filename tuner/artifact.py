@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from codegen.artifact import ArtifactInfo, ArtifactKernel, ErrorFigures, artifact
@@ -32,6 +34,11 @@ model errs, and what too few blocks for many rows exceed by far."""
 
 LAST_STEP = 16
 """The last config is chosen for the largest row count or, where it is unfit at one of its own, for one so many times smaller."""
+
+WIDTHS = (1, 16, 128)
+"""From so many times the first row count of a range its config is chosen, if it is fit from there on. Where the best config for
+each row count leaves none that is fit for the rest, as at 4096,4096, where each few rows have a best kernel of their own, ranges
+are made wider."""
 
 Choice = Callable[[Problem], Config]
 
@@ -88,13 +95,23 @@ def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[Artifa
     only because a smaller config would do as well.) Where one ends, another is chosen. The last must be fit for all that remain;
     if what is best at its first power of two is not, it is what is best at the largest row count a GPU can hold, or at one as
     near to that as makes it fit at every power of two (the workspace that is allowed grows with the rows, and that of a config
-    may grow faster at first). Where that finds none, the file says so; see without_fit_config.
+    may grow faster at first). Where that finds none, the ranges before it are made wider (WIDTHS), and where that does not help
+    either, the file says so; see without_fit_config.
 
     Args:
         tuned: the tuned config; its problem has the tuned row count.
         limits: the GPU.
         choose: the config to take for a problem; it must be fit there.
     """
+    known = functools.cache(choose)
+    every = (_served(tuned, limits, known, width) for width in WIDTHS)
+    narrow = next(every)
+    found = (kernels for kernels in chain([narrow], every) if not without_fit_config(kernels, limits))
+    return next(found, narrow)
+
+
+def _served(tuned: Source, limits: Limits, choose: Choice, width: int) -> list[ArtifactKernel]:
+    """As serve_all_rows, with ranges of one of WIDTHS."""
     problem, most = tuned.problem, _most_rows(tuned.problem, limits)
     below: list[ArtifactKernel] = []
     lowest = _lowest_fit(problem, tuned.config, limits)
@@ -102,16 +119,30 @@ def serve_all_rows(tuned: Source, limits: Limits, choose: Choice) -> list[Artifa
         config = choose(replace(problem, rows=lowest - 1))
         below.append(ArtifactKernel(render(problem, config), lowest - 1))
 
-    kernels, config, rows = below, tuned.config, problem.rows
-    while (last := _highest_fit(replace(problem, rows=rows), config, limits, most)) is not None:
+    kernels, config, last = below, tuned.config, _highest_fit(problem, tuned.config, limits, most)
+    while last is not None:
         kernels.append(ArtifactKernel(render(problem, config), last))
-        rows = 2 * _power_at_most(last)
-        config = choose(replace(problem, rows=rows))
-        if len(kernels) == MAX_CONFIGS - 1 and _highest_fit(replace(problem, rows=rows), config, limits, most) is not None:
-            config = _last(replace(problem, rows=rows), limits, most, choose)
+        first = replace(problem, rows=2 * _power_at_most(last))
+        config, last = _next(first, limits, most, choose, width)
+        if len(kernels) == MAX_CONFIGS - 1 and last is not None:
+            config = _last(first, limits, most, choose)
             break
     kernels.append(ArtifactKernel(render(problem, config), None))
     return kernels
+
+
+def _next(first: Problem, limits: Limits, most: int, choose: Choice, width: int) -> tuple[Config, int | None]:
+    """A config for the problem's row count and some above, and the highest that it serves; None: it serves all."""
+    while width > 1:
+        wide = replace(first, rows=width * first.rows)
+        if wide.rows <= most:
+            config = choose(wide)
+            between = (replace(first, rows=first.rows << step) for step in range(width.bit_length()))
+            if all(why_unfit(at, config, limits) is None for at in between) and not _absurdly_slow(first, config, limits):
+                return config, _highest_fit(wide, config, limits, most)
+        width //= 4
+    config = choose(first)
+    return config, _highest_fit(first, config, limits, most)
 
 
 def _last(problem: Problem, limits: Limits, most: int, choose: Choice) -> Config:
