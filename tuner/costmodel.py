@@ -70,9 +70,9 @@ class Weights:
 
 WEIGHTS = Weights(kernels={"weight_mma": 2.0, "tile_cluster": 1.6})
 """Those of predictions. With this overlap, of several from 0 to 1, predictions order best what an H200 took at five shapes from
-16 rows of 8 and 16 values to 8192 rows of 768 and 2304: rank correlations 0.83 to 0.95. weight_mma took 1.6 to 2.2 times what its
-terms say (16 to 256 rows with H, O = 768, 2304 and 4096, 4096), tile_cluster 1.3 to 1.9 times (262,144 rows with 64, 512 and 128,
-256 and 128, 512)."""
+16 rows of 8 and 16 values to 8192 rows of 768 and 2304: rank correlations 0.83 to 0.95. On 2026-11-30, at revision
+98588cd4f772, weight_mma took 1.6 to 2.2 times what its terms say (16 to 256 rows with H, O = 768, 2304 and 4096, 4096), and
+tile_cluster 1.3 to 1.9 times (262,144 rows with 64, 512 and 128, 256 and 128, 512)."""
 
 _STEPS = 20
 """Of Newton's method: each halves what is left at least, and this is a millionth."""

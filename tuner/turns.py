@@ -36,21 +36,21 @@ def table(found: Finals, problem: Problem, note: Callable[[Config], str]) -> lis
     """Lines for the console: every kernel, the fastest first, then what there is to say.
 
     Args:
-        note: what stands in brackets behind a config; nothing: no brackets.
+        note: what stands in brackets behind a config.
     """
     timed = [finalist for finalist in found.finalists if finalist.times]
     fastest = timed[0].times[found.regime].median if timed else 0.0
     lines = [f"{problem.rows} rows of {problem.hidden} and {problem.out} values, {problem.dtype}, {found.regime}, "
              f"{found.rounds} round{'' if found.rounds == 1 else 's'}:"]
     for finalist in found.finalists:
-        behind = f" ({said})" if (said := note(finalist.config)) else ""
+        named = f"{finalist.config} ({note(finalist.config)})"
         if finalist.times:
             times = finalist.times[found.regime]
             others = (f", {regime} {other.median:.4g} us" for regime, other in finalist.times.items() if other is not times)
             lines.append(f"  {times.median:.4g} us ({times.low:.4g} to {times.high:.4g}), {times.median / fastest - 1:+.1%}"
-                         f"{''.join(others)}: {finalist.config}{behind}")
+                         f"{''.join(others)}: {named}")
         else:
-            lines.append(f"  not timed ({finalist.reason}): {finalist.config}{behind}")
+            lines.append(f"  not timed ({finalist.reason}): {named}")
     lines += [f"  {said}" for said in found.said]
     if len(timed) > 1:
         slowest = timed[-1].times[found.regime].median
