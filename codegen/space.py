@@ -11,7 +11,7 @@ from codegen.limits import Limits
 from codegen.problem import Problem
 from codegen.variant import Variant
 from codegen.variants import VARIANTS, default_names, tried
-from codegen.walk import Walk
+from codegen.walk import Values, Walk, remembered
 
 
 def variant_of(name: str) -> Variant:
@@ -126,23 +126,36 @@ def nearest_runnable(problem: Problem, config: Config, limits: Limits, kept: Ite
         limits: the GPU.
         kept: parameters that stay as they are.
     """
-    stay, params = set(kept), config.as_dict()
-    for clash in variant_of(config.variant).clashes:
-        if stay.issuperset(clash.names) and clash.refuses(problem, {name: params[name] for name in clash.names}, limits):
-            return None  # no change of the others mends it
-    return next((other for other in _outwards(config, stay) if why_refused(problem, other, limits) is None), None)
+    stay, variant = set(kept), variant_of(config.variant)
+    names = tuple(variant.choices)
+    clashes = [(set(clash.names), remembered(problem, limits, clash, names)) for clash in variant.clashes]
+    chosen = tuple(value for _, value in config.params)
+    if any(looked_at <= stay and refuses(chosen) for looked_at, refuses in clashes):
+        return None  # no change of the others mends it
+    # A clash may be asked where none before it refuses. One change at least must be of what the first that does looks at.
+    first = next((looked_at for looked_at, refuses in clashes if refuses(chosen)), None)
+    for values in _outwards(variant, chosen, stay, first):
+        if not any(refuses(values) for _, refuses in clashes):
+            other = Config(variant.name, tuple(zip(names, values, strict=True)))
+            if why_refused(problem, other, limits) is None:
+                return other
+    return None
 
 
-def _outwards(config: Config, kept: set[str]) -> Iterator[Config]:
-    choices = variant_of(config.variant).choices
-    changes: dict[str, list[Value]] = {}
-    for name, value in config.params:
-        at = choices[name].index(value)
-        places = sorted(range(len(choices[name])), key=lambda place, at=at: abs(place - at))  # type: ignore[misc]
+def _outwards(variant: Variant, chosen: Values, kept: set[str], changed_in: set[str] | None) -> Iterator[Values]:
+    """The values and those around them; given `changed_in`, those that differ in one of these parameters at least."""
+    changes: dict[str, list[tuple[int, Value]]] = {}
+    for place, (name, choices) in enumerate(variant.choices.items()):
+        at = choices.index(chosen[place])
+        others = sorted(range(len(choices)), key=lambda other, at=at: abs(other - at))  # type: ignore[misc]
         if name not in kept:
-            changes[name] = [choices[name][place] for place in places[1:]]
+            changes[name] = [(place, choices[other]) for other in others[1:]]
     for count in range(REACH + 1):
         for names in combinations(changes, count):
-            for values in product(*(changes[name] for name in names)):
-                changed = dict(zip(names, values, strict=True))
-                yield Config(config.variant, tuple((name, changed.get(name, value)) for name, value in config.params))
+            if changed_in is not None and changed_in.isdisjoint(names):
+                continue
+            for changed in product(*(changes[name] for name in names)):
+                values = list(chosen)
+                for place, value in changed:
+                    values[place] = value
+                yield tuple(values)

@@ -52,7 +52,7 @@ class Walk:
         self._combinations = [math.prod(map(len, self._choices[level:])) for level in range(len(names) + 1)]
         self._clashes: list[list[Callable[[Values], str | None]]] = [[] for _ in names]
         for clash in variant.clashes:
-            self._clashes[max(map(names.index, clash.names))].append(_answers(problem, limits, clash, names))
+            self._clashes[max(map(names.index, clash.names))].append(remembered(problem, limits, clash, names))
         self._settled = max((level + 1 for level, clashes in enumerate(self._clashes) if clashes), default=0)
         self._rules = (_Remembered(lambda params: variant.refuses(problem, params, limits), names, names),
                        _Remembered(lambda params: variant.inexact(problem, params), names, names),
@@ -89,7 +89,7 @@ class Walk:
         return True
 
 
-def _answers(problem: Problem, limits: Limits, clash: Clash, names: tuple[str, ...]) -> Callable[[Values], str | None]:
+def remembered(problem: Problem, limits: Limits, clash: Clash, names: tuple[str, ...]) -> Callable[[Values], str | None]:
     """A clash, asked once for each combination of the parameters it looks at."""
     rule = _Remembered(lambda params: clash.refuses(problem, params, limits), names, clash.names)
     looked_at = itemgetter(*(names.index(name) for name in clash.names))

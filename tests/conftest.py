@@ -56,12 +56,14 @@ _missing = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    missing = [marker for marker, there in MARKERS.items() if not there()]
-    gone = [item for item in items if any(item.get_closest_marker(marker) for marker in missing)]
+    missing = [marker for marker, is_there in MARKERS.items() if not is_there()]
+    there, gone = [], []
+    for item in items:
+        (gone if any(item.get_closest_marker(marker) for marker in missing) else there).append(item)
     config.stash[_missing] = {marker: sum(item.get_closest_marker(marker) is not None for item in gone) for marker in missing}
     if gone:
         config.hook.pytest_deselected(items=gone)
-        items[:] = [item for item in items if item not in gone]
+        items[:] = there
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:

@@ -1,10 +1,27 @@
-"""Processes as the system shows them."""
+"""Processes: started as a user starts them, and as the system shows them."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FILES = {"best.cu", "best.h", "best.json", "trials.jsonl", "report.md"}
+"""What a run of the tuner leaves in its folder."""
+
+
+def tuner_process(*arguments: str, store: Path) -> subprocess.Popen[str]:
+    """Started as from a terminal: SIGINT ends it, even where the tests run in the background and ignore the signal."""
+    environment = {**os.environ, "LNL_STORE": str(store), "COLUMNS": "120"}
+    return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], cwd=ROOT, env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def running(pid: int) -> bool:

@@ -1,12 +1,9 @@
-"""The command lines: the main job from a shape to best.cu, exit codes, and one sentence for every mistake of a user."""
+"""The command lines: exit codes, and one sentence for every mistake of a user."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
-import resource
 import signal
 import subprocess
 import sys
@@ -16,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from codegen.problem import GRADIENTS
-from codegen.space import parse_config
-from codegen.variants import default_names
 from tests.fake_gpu import FakeGpu, failing_launch, lost_at, rugged
+from tests.processes import FILES, ROOT, tuner_process
 from tests.trials import read_trials
 from tuner import cli
 from tuner.calls import configs
@@ -29,95 +24,6 @@ from tuner.publish import Folder, Published
 from tuner.records import Status
 from tuner.store import default_root
 from tuner.tuning import SHORTLIST
-
-ROOT = Path(__file__).resolve().parent.parent
-FILES = {"best.cu", "best.h", "best.json", "trials.jsonl", "report.md"}
-
-
-def tuner_process(*arguments: str, store: Path) -> subprocess.Popen[str]:
-    """Started as from a terminal: SIGINT ends it, even where the tests run in the background and ignore the signal."""
-    environment = {**os.environ, "LNL_STORE": str(store), "COLUMNS": "120"}
-    return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], cwd=ROOT, env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-
-
-# --- the main job ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def main_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float]:
-    """The main job on this machine's CPU with a cold store: its folder, its output, and the seconds of CPU it took."""
-    folder = tmp_path_factory.mktemp("main-job")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = tuner_process("--shape", "4,4,8,16", "--executor", "host", "--out", str(folder / "out"), store=folder / "store")
-    output, errors = process.communicate()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert process.returncode == 0, errors
-    return folder / "out", output, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def test_the_main_job_ends_within_a_minute_on_two_cores(main_job: tuple[Path, str, float]) -> None:
-    """Counted in CPU time, which is the same on a busy machine; 60 s of two cores, a quarter of which may idle."""
-    assert main_job[2] < 90
-
-
-def test_the_main_job_writes_its_files_and_nothing_else(main_job: tuple[Path, str, float]) -> None:
-    folder, output, _ = main_job
-    assert {path.name for path in folder.iterdir()} == FILES
-    assert all(str(folder / name) in output for name in FILES)
-
-
-def test_the_main_job_records_every_valid_config(main_job: tuple[Path, str, float]) -> None:
-    info, records = read_trials(main_job[0] / "trials.jsonl")
-    assert info.command == f"python -m tuner --shape 4,4,8,16 --executor host --out {main_job[0]}"
-    assert info.executor == "host" and info.target == "sm_90a"
-    assert [record.config for record in records] != configs("4,4,8,16")
-    assert {record.config for record in records} == set(configs("4,4,8,16"))
-    run = [record for record in records if record.status is not Status.NOT_RUN]
-    assert all(record.status is Status.OK for record in run)
-    assert SHORTLIST <= len(run) <= SHORTLIST + len(default_names())
-    assert {record.config.variant for record in run} == {record.config.variant for record in records}
-    assert all(record.time_us and not record.measured for record in records)
-    assert all(set(record.errors) == set(GRADIENTS) and 16 in record.rows for record in run)
-
-
-def test_the_winner_is_the_fastest_validated(main_job: tuple[Path, str, float]) -> None:
-    best = json.loads((main_job[0] / "best.json").read_text())
-    _, records = read_trials(main_job[0] / "trials.jsonl")
-    valid = {str(record.config): record.best_us for record in records if record.status is Status.OK}
-    assert best["schema"] == 1
-    assert valid[best["winner"]["config"]] == min(valid.values())
-    assert set(best["best_by_variant"]) == {record.config.variant for record in records}
-    assert str(parse_config(best["winner"]["config"])) in (main_job[0] / "best.cu").read_text()
-
-
-def test_predicted_times_are_called_predicted(main_job: tuple[Path, str, float]) -> None:
-    folder, output, _ = main_job
-    for text in (output, (folder / "report.md").read_text()):
-        assert "predicted" in text and "us measured" not in text
-    for name in ("best.cu", "best.json"):
-        assert "predicted" in (folder / name).read_text()
-
-
-def test_the_report_says_what_a_prediction_rests_on(main_job: tuple[Path, str, float]) -> None:
-    report = (main_job[0] / "report.md").read_text()
-    assert "table of targets for H200" in report
-    assert "| step | predicted us | limited by |" in report
-    assert ("(estimate)" in report) == ("are estimates" in report) != ("the device compiler's report" in report)
-
-
-def test_the_console_shows_the_five_errors_and_the_paths(main_job: tuple[Path, str, float]) -> None:
-    lines = main_job[1].splitlines()
-    for name in GRADIENTS:
-        assert any(name in line.split() and "e-" in line for line in lines), name
-    for name in {config.variant for config in configs("4,4,8,16")}:
-        assert any(name in line for line in lines)
-    config = parse_config(next(line for line in lines if line.startswith("winner: ")).removeprefix("winner: "))
-    parameters = " ".join(f"{name}={value}" for name, value in config.params)
-    assert any(config.variant in line and parameters in line for line in lines)
-    assert re.fullmatch(r"took \d+\.\d s", lines[-1])
-
 
 # --- exit codes and sentences ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from codegen.config import Config, Value
-from codegen.limits import TARGETS, target
+from codegen.limits import TARGETS, Limits, target
 from codegen.problem import Problem
 from codegen.render import render
 from codegen.space import make_config
@@ -31,6 +31,7 @@ OTHER_WAYS = [(PROBLEM, config) for config in EACH if other_way(config)]
 OTHER_WAYS += [(replace(PROBLEM, dtype=dtype, param_dtype=param_dtype, accuracy=""), config)
                for config, dtype, param_dtype in TYPED if other_way(config)]
 
+
 def short() -> list[tuple[Problem, Config]]:
     """Every variant and reduction on bfloat16 and on float16, one with parameters of that type and one with float32."""
     found: dict[tuple[str, Value, str], list[tuple[Problem, Config]]] = {}
@@ -40,9 +41,20 @@ def short() -> list[tuple[Problem, Config]]:
     return [some[(number // 2 + number) % len(some)] for number, (_, some) in enumerate(sorted(found.items()))]
 
 
-CASES = [*((PROBLEM, config, target(name).arch) for name in TARGETS for config in every_reduction(PROBLEM, target(name))),
-         *((problem, config, "sm_90a") for problem, config in (*short(), *OTHER_WAYS))]
-"""Problem, config and architecture: float32 on all, 16-bit types and what is done in other ways on one."""
+def in_turn(turn: int, limits: Limits) -> list[Config]:
+    """A config of every variant for float32, each turn with another of its reductions."""
+    found: dict[str, list[Config]] = {}
+    for config in every_reduction(PROBLEM, limits):
+        found.setdefault(config.variant, []).append(config)
+    return [some[turn % len(some)] for some in found.values()]
+
+
+HOPPER = target("sm_90")
+OTHERS = [target(name) for name in TARGETS if target(name) != HOPPER]
+CASES = [*((PROBLEM, config, limits.arch) for turn, limits in enumerate(OTHERS) for config in in_turn(turn, limits)),
+         *((PROBLEM, config, HOPPER.arch) for config in every_reduction(PROBLEM, HOPPER)),
+         *((problem, config, HOPPER.arch) for problem, config in (*short(), *OTHER_WAYS))]
+"""Problem, config and architecture: every variant on all; on one every reduction, 16-bit types and what is done in other ways."""
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,7 @@ class Memory:
         size = math.prod(shape) * dtype.itemsize
         before = dtype.itemsize if self._shifted and name in BY_NAME else 0
         if before and source is not None:
-            source = np.concatenate([np.resize(_POISON, before), as_bytes(source)])
+            source = np.concatenate([_POISON[:before], as_bytes(source)])
         pointer = None if source is None else source.ctypes.data
         address: int | None = self._runtime.memory_add(
             self.handle, name.encode(), before + size, dtype.itemsize, pointer, message, _MESSAGE_BYTES)
@@ -138,7 +138,9 @@ class Memory:
         view = self._views[name]
         if math.isnan(value):
             held = as_bytes(view)
-            held[...] = np.resize(_POISON, held.size)
+            whole = held.size // _POISON.size * _POISON.size
+            held[:whole].view(np.uint32).fill(POISON)
+            held[whole:] = _POISON[:held.size - whole]
         else:
             view.fill(value)
 
