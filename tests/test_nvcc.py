@@ -22,6 +22,7 @@ from tuner.store import Store
 from tuner.toolchain import REPORT, Binary, find_nvcc
 
 ARCHITECTURES = tuple(target(name).arch for name in TARGETS)
+HOPPER = target("sm_90")
 PROBLEM = Problem(rows=512, hidden=64, out=64)
 Case = tuple[Problem, Config, str]
 
@@ -33,12 +34,12 @@ OTHER_WAYS += [(replace(PROBLEM, dtype=dtype, param_dtype=param_dtype, accuracy=
 
 
 def short() -> list[tuple[Problem, Config]]:
-    """Every variant and reduction on bfloat16 and on float16, one with parameters of that type and one with float32."""
-    found: dict[tuple[str, Value, str], list[tuple[Problem, Config]]] = {}
+    """Every variant and reduction on 16-bit data; types of data and of parameters take turns."""
+    found: dict[tuple[str, Value], list[tuple[Problem, Config]]] = {}
     for problem in SHORT:
-        for config in every_reduction(problem, target("sm_90")):
-            found.setdefault((config.variant, config["reduction"], problem.dtype), []).append((problem, config))
-    return [some[(number // 2 + number) % len(some)] for number, (_, some) in enumerate(sorted(found.items()))]
+        for config in every_reduction(problem, HOPPER):
+            found.setdefault((config.variant, config["reduction"]), []).append((problem, config))
+    return [some[number % len(some)] for number, (_, some) in enumerate(sorted(found.items()))]
 
 
 def in_turn(turn: int, limits: Limits) -> list[Config]:
@@ -49,12 +50,11 @@ def in_turn(turn: int, limits: Limits) -> list[Config]:
     return [some[turn % len(some)] for some in found.values()]
 
 
-HOPPER = target("sm_90")
 OTHERS = [target(name) for name in TARGETS if target(name) != HOPPER]
 CASES = [*((PROBLEM, config, limits.arch) for turn, limits in enumerate(OTHERS) for config in in_turn(turn, limits)),
          *((PROBLEM, config, HOPPER.arch) for config in every_reduction(PROBLEM, HOPPER)),
          *((problem, config, HOPPER.arch) for problem, config in (*short(), *OTHER_WAYS))]
-"""Problem, config and architecture: every variant on all; on one every reduction, 16-bit types and what is done in other ways."""
+"""Problem, config and architecture: every variant on all; on one every reduction, also of 16-bit data, and other ways."""
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,8 @@ RAGGED_THIN = [shape for number, shape in enumerate(cases.RAGGED_COVERING) if (n
 """A third of the covering set, with every H, every O and every row count."""
 
 ROW_VARIANTS = [config for config in EACH if not is_emulated(config.variant)]
-RAGGED = [pair for name in VARIANTS for pair in in_turn(RAGGED_THIN if is_emulated(name) else cases.RAGGED_COVERING, name)]
+RAGGED = [pair for name in VARIANTS
+          for pair in in_turn(cases.RAGGED_COVERING if name.startswith("row_") else RAGGED_THIN, name)]
 
 
 @as_parameters(RAGGED)

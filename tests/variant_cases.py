@@ -48,6 +48,10 @@ SMALL: dict[str, dict[str, Value]] = {
     "tile_wgmma": {"teams": 2, "stages": 3},
 }
 
+LONG_ROWS = 4096
+LONG: dict[str, dict[str, Value]] = {"weight_ahead": {"across": 128}, "weight_stream": {"threads": 256}}
+"""For rows longer than LONG_ROWS, where every block of SMALL's few columns would look at all of each row."""
+
 OTHER_WAYS: dict[str, list[dict[str, Value]]] = {
     "weight_ahead": [{"waiting": "shared", "stores": "streaming", "launches": "overlapped"}],
     "weight_mma": [{"statistics": "block", "rows": 32, "outs": 64, "columns": 64, "warp_outs": 32, "blocks": 1}],
@@ -89,6 +93,8 @@ def fitted(config: Config, shape: Shape, dtype: str = "float32", param_dtype: st
     A test that gets None has nothing to run; `test_some_variant_runs_every_shape` says of which variants that may be.
     """
     problem = Problem.of(shape, dtype=dtype, param_dtype=param_dtype, accuracy=coarsest(dtype), deterministic=deterministic)
+    if shape.hidden > LONG_ROWS:
+        config = make_config(config.variant, {**config.as_dict(), **LONG.get(config.variant, {})})
     return nearest_runnable(problem, config, LIMITS, kept)
 
 
