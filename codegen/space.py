@@ -135,10 +135,9 @@ def nearest_runnable(problem: Problem, config: Config, limits: Limits, kept: Ite
     # A clash may be asked where none before it refuses. One change at least must be of what the first that does looks at.
     first = next((looked_at for looked_at, refuses in clashes if refuses(chosen)), None)
     for values in _outwards(variant, chosen, stay, first):
-        if not any(refuses(values) for _, refuses in clashes):
-            other = Config(variant.name, tuple(zip(names, values, strict=True)))
-            if why_refused(problem, other, limits) is None:
-                return other
+        params = dict(zip(names, values, strict=True))
+        if not any(refuses(values) for _, refuses in clashes) and variant.refuses(problem, params, limits) is None:
+            return Config(variant.name, tuple(params.items()))
     return None
 
 

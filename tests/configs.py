@@ -14,6 +14,10 @@ OF_FLOAT32 = [name for name, variant in VARIANTS.items()
 """All variants but those whose arithmetics are of 16-bit data alone."""
 
 
+ALWAYS_FIT = ("row_thread", "row_warp")
+"""Variants that run every shape: whatever does not fit on chip is read again."""
+
+
 def first_dtype(variant: str) -> str:
     """float32, where the variant takes it; else bfloat16."""
     return "float32" if variant in OF_FLOAT32 else "bfloat16"

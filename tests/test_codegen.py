@@ -21,10 +21,10 @@ from codegen.plan import Buffer, Fill, Launch, Plan
 from codegen.problem import GRADIENTS, Problem, Shape
 from codegen.reduction import workspace_limit
 from codegen.render import render
-from codegen.space import make_config, parse_config, valid_configs, variant_of, why_inexact, why_refused
+from codegen.space import make_config, parse_config, valid_configs, why_inexact, why_refused
 from codegen.variants import VARIANTS
 from tests import cases
-from tests.configs import every_reduction, first_dtype
+from tests.configs import ALWAYS_FIT, every_reduction, first_dtype
 
 LIMITS = target("sm_90")
 SMALLEST = min((target(name) for name in TARGETS), key=lambda limits: limits.shared_per_block)
@@ -90,9 +90,8 @@ def test_defaults_are_choices_and_suit_ordinary_sizes(name: str) -> None:
 
 @pytest.mark.parametrize(("text", "deterministic"), list(product(SHAPES, (False, True))))
 def test_every_size_has_a_valid_config(text: str, deterministic: bool) -> None:
-    """Two variants take every size, so that no shape is without a kernel."""
     problem = Problem.of(Shape.parse(text), deterministic=deterministic)
-    assert valid_configs(problem, SMALLEST, ["row_thread", "row_warp"])
+    assert valid_configs(problem, SMALLEST, ALWAYS_FIT)
 
 
 @pytest.mark.parametrize("text", SHAPES)
@@ -101,7 +100,7 @@ def test_valid_configs_keep_their_promises(text: str) -> None:
     configs = valid_configs(problem, LIMITS)
     assert len(set(configs)) == len(configs)
     for config in configs[::5]:
-        plan = variant_of(config.variant).plan(problem, config.as_dict())
+        plan = VARIANTS[config.variant].plan(problem, config.as_dict())
         assert config["reduction"] != "atomic"
         assert plan.workspace_bytes(problem.rows, 132) <= workspace_limit(problem)
         for launch in plan.launches:

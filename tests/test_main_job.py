@@ -8,8 +8,6 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,33 +29,29 @@ build_runtime(find_compiler(), Store())
 """What a machine's speed is told by: compiling the host runtime, with a store of its own."""
 
 
-@contextmanager
-def children_cpu() -> Iterator[list[float]]:
-    """The seconds of CPU of all processes that were started and ended in the meantime: afterwards the list's one value."""
-    taken: list[float] = []
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    yield taken
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+def children_cpu() -> float:
+    """The seconds of CPU of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def unit_of_cpu(store: Path) -> float:
     """Seconds of CPU that this machine takes for UNIT at this hour."""
-    with children_cpu() as taken:
-        subprocess.run([sys.executable, "-c", UNIT], cwd=ROOT, env={**os.environ, "LNL_STORE": str(store)}, check=True)
-    return taken[0]
+    before = children_cpu()
+    subprocess.run([sys.executable, "-c", UNIT], cwd=ROOT, env={**os.environ, "LNL_STORE": str(store)}, check=True)
+    return children_cpu() - before
 
 
 @pytest.fixture(scope="module")
 def main_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float]:
     """The main job on this machine's CPU with a cold store: its folder, its output, and what CPU it took in units of UNIT."""
     folder = tmp_path_factory.mktemp("main-job")
-    before = unit_of_cpu(folder / "before")
-    with children_cpu() as taken:
-        process = tuner_process("--shape", "4,4,8,16", "--executor", "host", "--out", str(folder / "out"), store=folder / "store")
-        output, errors = process.communicate()
+    unit, before = unit_of_cpu(folder / "first"), children_cpu()
+    process = tuner_process("--shape", "4,4,8,16", "--executor", "host", "--out", str(folder / "out"), store=folder / "store")
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
-    return folder / "out", output, 2 * taken[0] / (before + unit_of_cpu(folder / "after"))
+    taken = children_cpu() - before
+    return folder / "out", output, 2 * taken / (unit + unit_of_cpu(folder / "last"))
 
 
 def test_the_main_job_ends_within_a_minute_on_two_cores(main_job: tuple[Path, str, float]) -> None:

@@ -1,4 +1,5 @@
-"""Every variant with every reduction and data type, compiled by nvcc for the architectures that are supported, on any machine."""
+"""Every variant, compiled by nvcc for each architecture, and for one of them with every reduction, also of 16-bit data, on any
+machine."""
 
 from __future__ import annotations
 

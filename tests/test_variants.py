@@ -13,6 +13,7 @@ from codegen.render import render
 from codegen.space import make_config, valid_configs, why_inexact, why_refused
 from codegen.variants import VARIANTS
 from tests import cases
+from tests.configs import ALWAYS_FIT
 from tests.variant_cases import (
     EACH,
     LIMITS,
@@ -31,13 +32,11 @@ from tuner.executors import Executor
 from tuner.inputs import random_inputs
 from tuner.validate import Validator
 
-ALWAYS_FIT = ("row_thread", "row_warp")
-"""Variants that run every shape: whatever does not fit on chip is read again."""
-
 RAGGED_THIN = [shape for number, shape in enumerate(cases.RAGGED_COVERING) if (number // 6 + number) % 3 == 1]
 """A third of the covering set, with every H, every O and every row count."""
 
 ROW_VARIANTS = [config for config in EACH if not is_emulated(config.variant)]
+# All of the set where running a case costs little.
 RAGGED = [pair for name in VARIANTS
           for pair in in_turn(cases.RAGGED_COVERING if name.startswith("row_") else RAGGED_THIN, name)]
 
