@@ -58,7 +58,7 @@ class _Sizes:
         """Of a block: room to align, stages of dy, w, two tiles of xhat, dn, rstd, gamma, barriers."""
         out = self.o_padded // self.cluster
         rows = 2 * self.stages * out + 4 * self.h_padded + 4 * self.h_padded + 8
-        return _ALIGNMENT + _ROWS * rows + 2 * out * self.h_padded + 4 * self.h_padded + 8 * (2 * self.stages + 8)
+        return _ALIGNMENT + _ROWS * rows + 2 * out * self.h_padded + 4 * self.h_padded + 8 * (2 * self.stages + 10)
 
 
 def _clusters(problem: Problem, params: Params) -> Expr:

@@ -332,7 +332,8 @@ constexpr int K_STEP = 16;
 constexpr int ITEM = sizeof(data_t);
 constexpr int QUAD_BYTES = 4 * ITEM;
 constexpr int VALUES = 16 / ITEM;  // of a chunk of 16 bytes
-constexpr int MULTIPLIERS = 256, BLOCK_THREADS = 512;  // threads that multiply, and all
+constexpr int MULTIPLIERS = 256, ROW_THREADS = 256;  // threads that multiply, and that work by rows
+constexpr int BLOCK_THREADS = MULTIPLIERS + ROW_THREADS;
 constexpr int O_BLOCK = O_PADDED / CLUSTER;  // columns of dy that a block has
 constexpr int SLICE = H_PADDED / 2;  // columns of dn that a warpgroup has
 
@@ -344,7 +345,7 @@ constexpr int W_CELL_BYTES = O_BLOCK * 128;
 constexpr int K_BYTES = K_STEP * 128;  // of a cell, rows of one product's depth
 
 // Numbers of barriers among warps.
-constexpr int ROWS_ALONE = 1, MULTIPLY_ALONE = 2, ALL_WARPS = 3;
+constexpr int ROWS_ALONE = 1, MULTIPLY_ALONE = 2;
 
 static_assert(PLANES == 1, "16-bit data is multiplied as it is");
 
@@ -363,7 +364,9 @@ struct Shared {
   barrier_t* xhat_empty;  // [2]: and is done with
   barrier_t* dn_left;  // another block has left its part of dn
   barrier_t* dn_ready;  // dn is there
-  barrier_t* dn_empty;  // and is done with: in the block that writes the next first
+  barrier_t* dn_empty;  // and is done with
+  barrier_t* dn_free;  // the same of another block's, to which this one sends the next
+  barrier_t* summed;  // the sums of dy are there
   barrier_t* joined;  // in the first block: the others' dgamma and dbeta are there
 };
 
@@ -384,23 +387,28 @@ __device__ __forceinline__ Shared shared_layout() {
   s.dn_left = s.xhat_empty + 2;
   s.dn_ready = s.dn_left + 1;
   s.dn_empty = s.dn_ready + 1;
-  s.joined = s.dn_empty + 1;
+  s.dn_free = s.dn_empty + 1;
+  s.summed = s.dn_free + 1;
+  s.joined = s.summed + 1;
   return s;
 }
-// Copies come thread by thread; otherwise a lane speaks for its warp.
+// Threads arrive one by one where others will read or write what they wrote or read: tools that look for races know no other order.
+// For what tensor cores alone read, and to another block, a lane speaks for its warp.
 __device__ __forceinline__ void init_barriers(const Shared& s) {
   constexpr int WARPS = MULTIPLIERS / 32;  // of either role
   for (int stage = 0; stage < STAGES; ++stage) {
-    init_barrier(s.dy_ready + stage, 32 * WARPS);
+    init_barrier(s.dy_ready + stage, ROW_THREADS);
     init_barrier(s.dy_empty + stage, WARPS);
   }
   for (int odd = 0; odd < 2; ++odd) {
-    init_barrier(s.xhat_ready + odd, WARPS);
+    init_barrier(s.xhat_ready + odd, ROW_THREADS);
     init_barrier(s.xhat_empty + odd, WARPS);
   }
   init_barrier(s.dn_left, 1);
-  init_barrier(s.dn_ready, WARPS);
-  init_barrier(s.dn_empty, WARPS);
+  init_barrier(s.dn_ready, MULTIPLIERS);
+  init_barrier(s.dn_empty, ROW_THREADS);
+  init_barrier(s.dn_free, WARPS);
+  init_barrier(s.summed, ROW_THREADS);
   init_barrier(s.joined, 1);
   fence_barriers();
 }
@@ -416,7 +424,7 @@ __device__ __forceinline__ Ending ending_layout(const Shared& s) {
   Ending at;
   at.vectors = reinterpret_cast<float*>(s.dy);
   at.groups = at.vectors + 2 * MULTIPLIERS / 32 * H_PADDED;
-  at.db = at.groups + 4 * (BLOCK_THREADS - MULTIPLIERS);
+  at.db = at.groups + 4 * ROW_THREADS;
   at.joined = at.db + O_BLOCK;
   return at;
 }
@@ -557,7 +565,6 @@ struct Place {
   }
 };
 
-constexpr int ROW_THREADS = BLOCK_THREADS - MULTIPLIERS;
 constexpr int AHEAD = STAGES - 1;  // tiles of dy that are on their way, or wait, while one is multiplied
 
 // Starts to copy a chunk of a row of a tensor, or makes it zeros; `left`: how many of its values exist. ALIGNED: it lies at a
@@ -823,8 +830,9 @@ __device__ __forceinline__ void work_by_rows(const Params& p, const Shared& s, i
       wait_phase(s.dn_ready, n / CLUSTER % 2);
 #pragma unroll 1
       for (int batch = 0; batch < BATCHES; ++batch) Row(thread, s, slot, batch).finish<ALIGNED>(p, s, slot, done);
+      arrive(s.dn_empty);
       __syncwarp();
-      if (threadIdx.x % 32 == 0) arrive_at(address_in_block(s.dn_empty, first_to_write(own_block())));
+      if (CLUSTER > 1 && threadIdx.x % 32 == 0) arrive_at(address_in_block(s.dn_free, first_to_write(own_block())));
     }
     if (step >= tiles) continue;
     const Tile t = tile_at(p, tile_of(step, tiles));
@@ -848,13 +856,12 @@ __device__ __forceinline__ void work_by_rows(const Params& p, const Shared& s, i
     for (int batch = 0; batch < BATCHES; ++batch) Row(thread, s, slot, batch).normalize(p, s, slot, t);
     if (!NEED_G) continue;
     fence_operands();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(s.xhat_ready + slot);
+    arrive(s.xhat_ready + slot);
   }
   give_up_registers<PRODUCER_REGISTERS - 16>();
   sync_cluster();  // the ring is free in all blocks
   dy.emit_all(p, ending_layout(s));
-  sync_threads(ALL_WARPS, BLOCK_THREADS);
+  arrive(s.summed);
 }
 
 constexpr int TILES_O = O_BLOCK / 128;  // of 64 rows of G, one warpgroup
@@ -894,7 +901,7 @@ struct Slice {
   // To the block that tile n belongs to, as soon as it is done with its last one.
   __device__ __forceinline__ void send(const Shared& s, int group, int n) {
     const int turn = n / CLUSTER, owner = n % CLUSTER;
-    wait_phase(s.dn_empty, (turn + 1) % 2);
+    wait_phase(s.dn_free, (turn + 1) % 2);
     const unsigned barrier = address_in_block(s.dn_left, owner);
     const unsigned first = shared_address(s.dn), there = address_in_block(s.dn, owner);
     each_quad(s, group, [&](const float (&own)[4], const float* at) {
@@ -907,9 +914,8 @@ struct Slice {
     if (CLUSTER > 1) {
       if (threadIdx.x == 0) arrive_expecting(s.dn_left, 4 * TILE_ROWS * H_PADDED);
       wait_phase(s.dn_left, turn % 2);
-    } else {
-      wait_phase(s.dn_empty, (turn + 1) % 2);
     }
+    wait_phase(s.dn_empty, (turn + 1) % 2);
     each_quad(s, group, [](float (&own)[4], float* at) {
       float left[4] = {};
       if (CLUSTER > 1) load(left, at, true);
@@ -917,8 +923,7 @@ struct Slice {
       for (int i = 0; i < 4; ++i) own[i] += left[i];
       store_quad(at, own);
     });
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(s.dn_ready);
+    arrive(s.dn_ready);
   }
 };
 
@@ -1084,7 +1089,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Shared& s, int t
   take_registers<CONSUMER_REGISTERS + 16>();
   sync_cluster();
   const Ending at = ending_layout(s);
-  sync_threads(ALL_WARPS, BLOCK_THREADS);  // the sums of dy are there
+  wait_phase(s.summed, 0);
   columns.emit_all(p, s, at);
 }
 
