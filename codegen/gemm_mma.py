@@ -10,7 +10,7 @@ from codegen.gemm_tiles import Tiles, sizes_of
 from codegen.limits import Limits
 from codegen.plan import Plan
 from codegen.problem import Problem
-from codegen.variant import Clash, Params, Variant, number, too_much_shared
+from codegen.variant import Clash, Outdone, Params, Variant, number, too_much_shared
 
 _EXACT_DEPTH = 64
 """Depth of a sum on tensor cores that keeps the accuracy of float32: every product truncates the sum once for each step in depth.
@@ -28,6 +28,12 @@ MAX_ROW_STEPS = 4
 
 _ENOUGH_TILES = 1024
 """Tiles that keep any GPU busy, to the last of them: eight for each SM of an H200."""
+
+_OUTDONE_FROM, _OUTDONE_WIDTH = 1 << 28, 128
+"""Multiply-adds of a product, and values of H and of O, from which warpgroups multiply faster. The smallest that was measured on
+an H200 is 8,128,256,1024, the narrowest 1,262144,128,512: this variant's best took 25.5 and 1006 us, gemm_wgmma's 19.0 and 643
+(float32; 1.2 to 1.6 times as long at every shape between and above, in bfloat16 too). At 8,1024,768,2304 none of the 472
+configs of it in reports/h200/spaces comes near: 586 us, and 373."""
 
 
 def _plan(problem: Problem, params: Params) -> Plan:
@@ -238,6 +244,13 @@ def wasteful_order(problem: Problem, params: Params, tiles: Tiles) -> str | None
     return None
 
 
+def _outdone(problem: Problem, limits: Limits) -> str | None:
+    large = problem.rows * problem.hidden * problem.out >= _OUTDONE_FROM and min(problem.hidden, problem.out) >= _OUTDONE_WIDTH
+    if limits.arch == "sm_90a" and large:
+        return "warpgroups multiply so much faster, in gemm_wgmma; name gemm_mma to have it tried all the same"
+    return None
+
+
 def _constants(problem: Problem, params: Params) -> dict[str, int]:
     return constants_of(problem, params, Tiles.of(problem, params))
 
@@ -261,4 +274,5 @@ VARIANT = Variant(
              Clash(("arithmetic", "split", "tile", "warps", "promote", "depth", "stages", "finish"), _too_large),
              Clash(("reduction", "parts"), mismatched),
              Clash(("arithmetic", "split", "tile", "promote", "depth", "reduction", "parts", "finish"), _too_much_workspace)),
+    outdone=Outdone("gemm_wgmma", _outdone),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import combinations, product
 
 from codegen.config import Config, Value, split_text
@@ -97,17 +99,25 @@ def valid_configs(problem: Problem, limits: Limits, names: Iterable[str] | None 
     Args:
         problem: what is to be computed.
         limits: the GPU.
-        names: of the variants; None: all that have been tried on a GPU.
+        names: of the variants; None: all that have been tried on a GPU and are not outdone there (Variant.outdone).
         on_refused: told of the others: a reason, and how many combinations of a variant fall to it.
 
     Raises:
         InvalidConfig: there is no variant of one of those names.
     """
+    @cache
+    def walk(name: str) -> Walk:
+        return Walk(problem, limits, tried(variant_of(name)))
+
     found: list[Config] = []
     for name in default_names() if names is None else names:
-        walk = Walk(problem, limits, tried(variant_of(name)))
-        found += walk.valid
-        for reason, count in walk.refused.items():
+        variant = variant_of(name)
+        outdone = variant.outdone if names is None else None
+        if outdone is not None and (why := outdone.why(problem, limits)) is not None and walk(outdone.by).valid:
+            on_refused(why, math.prod(map(len, tried(variant).choices.values())))
+            continue
+        found += walk(name).valid
+        for reason, count in walk(name).refused.items():
             on_refused(reason, count)
     return found
 

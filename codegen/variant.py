@@ -27,6 +27,20 @@ class Clash:
 
 
 @dataclass(frozen=True, slots=True)
+class Outdone:
+    """Where a variant need not be tried, since another one is faster there. It takes part there only where it is named, or where
+    the other one can run nothing.
+
+    Attributes:
+        by: the name of the other one.
+        why: why it is faster at such a problem on such a GPU, as a clause; None: it may not be.
+    """
+
+    by: str
+    why: Callable[[Problem, Limits], str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One family of kernels. Every variant has the parameter `reduction` (see codegen/reduction.py).
 
@@ -44,6 +58,7 @@ class Variant:
             `choices`, and each rule is asked as soon as those it looks at are. A variant of more than some 10,000 combinations
             should have them, about parameters that stand first in `choices`; `refuses` is asked of what they leave.
         meanings: what those constants mean that no other variant has: the comment behind each.
+        outdone: where it is slower than another variant; None: nowhere that is known.
     """
 
     name: str
@@ -57,6 +72,7 @@ class Variant:
     plan: Callable[[Problem, Params], Plan]
     clashes: tuple[Clash, ...] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)
+    outdone: Outdone | None = None
 
     @property
     def template(self) -> str:

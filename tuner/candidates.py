@@ -49,7 +49,7 @@ class Space:
 
 
 def survey(problem: Problem, limits: Limits, variants: Iterable[str] | None = None) -> Space:
-    """Judges every combination of the variants (None: all that have been tried on a GPU).
+    """Judges every combination of the variants (None: as of valid_configs).
 
     Raises:
         InvalidConfig: there is no variant of one of those names.
@@ -62,7 +62,7 @@ def survey(problem: Problem, limits: Limits, variants: Iterable[str] | None = No
     def note(reason: str, count: int) -> None:
         refused[examples.setdefault(without_figures(reason), reason)] += count
 
-    valid = valid_configs(problem, limits, names, note)
+    valid = valid_configs(problem, limits, None if variants is None else names, note)
     return Space(problem, limits, names, tuple(valid), len(valid) + refused.total(), dict(refused.most_common()))
 
 
