@@ -229,6 +229,19 @@ def test_a_fit_finds_weights_that_were_hidden_in_the_times() -> None:
     assert after > 0.98 > before
 
 
+def test_a_kernel_that_is_slower_than_predicted_says_little_of_others() -> None:
+    """Terms could be at fault as well; but they bear on all kernels, and the fit looks for the least that explains the times."""
+    kernels: dict[str, int] = {}
+    seen, other = (fit.sample(made_up(rugged, (name,), 200, "4,64,64,128"), kernels) for name in ("row_warp", "row_shared"))
+    start = fit.start(kernels)
+    hidden = start.copy()
+    hidden[len(TERMS) + 1 + kernels["row_warp"]] += np.log(3.0)
+    slower = fit.Sample(seen.name, fit.predicted(seen, hidden), seen.constant, seen.terms, seen.kernels, seen.owners)
+    found = fit.fit([slower], kernels)
+    assert fit.predicted(seen, found) == pytest.approx(slower.measured, rel=0.1)
+    assert fit.predicted(other, found) == pytest.approx(fit.predicted(other, start), rel=0.05)
+
+
 def test_a_fit_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a", "b")]
     for path in paths:

@@ -35,7 +35,8 @@ SWEEPS = 12
 """Sweeps over all weights at most; it ends with the first that changes nothing."""
 
 PULL = 0.004
-"""What a weight of e or 1/e costs, in mean deviation of the logarithm."""
+"""What a kernel's weight of e or 1/e costs, in mean deviation of the logarithm. The weight of a term, or of the overlap, bears on
+all kernels, those too that the spaces fitted to do not have, and costs as much for each of them."""
 
 WIDTH = 0.7
 """A config e^WIDTH times slower than the fastest counts 1/e as much."""
@@ -91,6 +92,9 @@ def fit(samples: Sequence[Sample], kernels: Iterable[str]) -> Floats:
     """The logarithms of the weights that fit best: those in force, set one after another to a better value while there is one."""
     logs = start(kernels)
     origin = logs.copy()
+    general = len(TERMS) + 1
+    pulls = np.full(len(logs), PULL)
+    pulls[:general] *= len(logs) - general
 
     def loss(trial: Floats) -> float:
         deviations = []
@@ -100,7 +104,7 @@ def fit(samples: Sequence[Sample], kernels: Iterable[str]) -> Floats:
             order = np.argsort(ratio)
             middle = ratio[order][np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)]
             deviations.append(float(weight @ np.abs(ratio - middle) / weight.sum()))
-        return float(np.mean(deviations)) + PULL * float(np.abs(trial - origin).sum())
+        return float(np.mean(deviations)) + float(pulls @ np.abs(trial - origin))
 
     best = loss(logs)
     for _ in range(SWEEPS):
