@@ -88,7 +88,7 @@ def test_a_broken_file_is_one_sentence(name: str, tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_the_spaces_of_the_repository_can_be_read(path: Path) -> None:
     found = load(path)
-    assert len(found.times) > 500 and all(config.variant in found.origin.variants for config in found.results)
+    assert len(found.times) > 100 and all(config.variant in found.origin.variants for config in found.results)
 
 
 def test_a_huge_file_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
