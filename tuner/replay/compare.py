@@ -144,7 +144,7 @@ def report(found: Found, seeds: int, command: str) -> str:
         "before they choose. `predicted` is the cost model's order alone. Some of that model's constants were chosen with times "
         "of this GPU, so there is also `unaided`, the tuner's search without it. `kt` are strategies of Kernel Tuner in its "
         "simulation mode. Some of these ask for the same configs again and again where all that lies round their best was "
-        "tried, or fail where a neighbour was not recorded; then they have ended."]
+        "tried, or fail where a neighbour was not recorded, or a space is small; then they have ended."]
     for path in paths:
         field = _field(path)
         lines += ["", f"## {field.recorded.origin.shape} {field.recorded.origin.dtype}", "",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,12 @@ Row = tuple[Value, ...]
 IN_VAIN = 50
 """A strategy that has asked for so many times as many rows as it may try has nothing new to ask for, and ends: some do not by
 themselves where all that lies round their best was tried. Others fail, with TypeError, at a row without neighbours, as there are
-in a space that was recorded in part. What was tried by then counts."""
+in a space that was recorded in part, or with IndexError, in a space that is smaller than their population. What was tried by then
+counts."""
+
+LIMIT_S = 10.0
+"""CPU time of a strategy, several times what any takes to try 200 rows. Where there are hardly more than that, some look for new
+ones for ever, without asking for any. What was tried by then counts here too."""
 
 
 def simulate(strategy: str, choices: Mapping[str, Sequence[Value]], times: Mapping[Row, float | None], budget: int,
@@ -62,7 +68,8 @@ def simulate(strategy: str, choices: Mapping[str, Sequence[Value]], times: Mappi
     random.seed(seed)
     np.random.seed(seed)
     names = {name: list(values) for name, values in choices.items()}
-    with warnings.catch_warnings(), suppress(util.StopCriterionReached, TypeError):
+    with (warnings.catch_warnings(), suppress(util.StopCriterionReached, TypeError, IndexError),
+          _limited(LIMIT_S, util.StopCriterionReached("its time is up"))):
         warnings.simplefilter("ignore")
         space = Searchspace(None, None, None, from_cache={"tune_params": names, "cache": cache})
         runner = Runner(None, Options(kernel_name="recorded"), Options(quiet=True), 1, [])
@@ -73,3 +80,18 @@ def simulate(strategy: str, choices: Mapping[str, Sequence[Value]], times: Mappi
             simulation_mode=True, strategy=strategy, seed=seed)
         strategy_map[strategy].tune(space, runner, options)
     return list(order)[:budget]
+
+
+@contextmanager
+def _limited(seconds: float, error: Exception) -> Iterator[None]:
+    """Raises the error within, once that much CPU time has gone by. For the main thread of a process."""
+    def end(number: int, frame: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
