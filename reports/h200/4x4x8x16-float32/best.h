@@ -24,19 +24,19 @@ struct CUstream_st; /* cudaStream_t and CUstream are pointers to it */
 size_t LNL_PASTE(LNL_NAME, _workspace_bytes)(int64_t rows);
 
 /* Enqueues one backward pass on the stream, which belongs to the current device. Allocates nothing, waits for nothing, keeps
- * nothing; calls on different streams may overlap if they have workspaces of their own. Tensors lie on the device, row-major and
- * contiguous, at addresses that are multiples of an element's size:
+ * nothing; calls on different streams may overlap if they have workspaces of their own. Tensors lie on the device, are
+ * float32, row-major and contiguous:
  *
- *   dy         float32 [rows, 16]  gradient of y
- *   x          float32 [rows, 8]  input of the LayerNorm
- *   gamma      float32 [8]  its scale; NULL: all ones
- *   beta       float32 [8]  its shift; NULL: all zeros
- *   w          float32 [16, 8]  weight of the Linear
- *   dx         float32 [rows, 8]  overwritten; NULL: not wanted, and not computed
- *   dgamma     float32 [8]  overwritten; NULL: not wanted, and not computed
- *   dbeta      float32 [8]  overwritten; NULL: not wanted, and not computed
- *   dw         float32 [16, 8]  overwritten; NULL: not wanted, and not computed
- *   db         float32 [16]  overwritten; NULL: not wanted, and not computed
+ *   dy         [rows, 16]  gradient of y
+ *   x          [rows, 8]  input of the LayerNorm
+ *   gamma      [8]  its scale; NULL: all ones
+ *   beta       [8]  its shift; NULL: all zeros
+ *   w          [16, 8]  weight of the Linear
+ *   dx         [rows, 8]  overwritten; NULL: not wanted, and not computed
+ *   dgamma     [8]  overwritten; NULL: not wanted, and not computed
+ *   dbeta      [8]  overwritten; NULL: not wanted, and not computed
+ *   dw         [16, 8]  overwritten; NULL: not wanted, and not computed
+ *   db         [16]  overwritten; NULL: not wanted, and not computed
  *   workspace  at an address that is a multiple of 256; may be NULL where 0 bytes are needed
  *   rows       0 to 1099511627776; with 0, dy and x may be NULL, and the gradients of the parameters become zero
  *   eps        of the LayerNorm
